@@ -1,0 +1,17 @@
+/* cpu.h: what this processor and operating system offer (cpuid and XCR0 on x86-64; getauxval on ARM). Detected once. */
+#ifndef COLI_CPU_H
+#define COLI_CPU_H
+
+#include "base/base.h"
+
+enum {
+    COLI_CPU_AVX2 = 1 << 0,       /* AVX2, FMA, F16C, BMI and OS-saved ymm */
+    COLI_CPU_AVX512 = 1 << 1,     /* F, BW, VL, DQ and OS-saved zmm */
+    COLI_CPU_AVX512_VNNI = 1 << 2,
+    COLI_CPU_AVX512_VBMI = 1 << 3,
+    COLI_CPU_AMX_INT8 = 1 << 4    /* the silicon has it; permission not asked */
+};
+uint32_t coli_cpu_features(void);
+const char *coli_cpu_text(void); /* "avx2 fma f16c avx512 ..." for colibri_cpu_info */
+
+#endif

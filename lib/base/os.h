@@ -1,0 +1,34 @@
+/* os.h: everything that differs between operating systems, and all #ifdefs about it. */
+#ifndef COLI_OS_H
+#define COLI_OS_H
+
+#include "base/base.h"
+
+typedef struct coli_file_map {
+    const uint8_t *data; /* page-aligned, read-only */
+    uint64_t size;
+} coli_file_map_t;
+
+/* Map a whole regular file (UTF-8 path) read-only and shared. COLIBRI_ERR_NOT_FOUND, _IO (sentence has path and reason),
+ * or _FORMAT for an empty file, a directory or a device. No descriptor stays open. */
+colibri_status_t coli_os_map(const char *path, coli_file_map_t *map);
+void coli_os_unmap(coli_file_map_t *map);
+void coli_os_will_need(const void *data, uint64_t size); /* advice: will be read soon */
+
+/* Zeroed, 64-byte aligned (page-aligned) memory straight from the system, on huge pages where it offers them; NULL if refused. */
+void *coli_os_alloc(uint64_t size);
+void coli_os_free(void *memory, uint64_t size);
+
+uint64_t coli_os_now_ns(void); /* monotonic; vDSO, no system call on Linux */
+uint64_t coli_os_process_id(void); /* to recognise a forked child (cached by the caller; a system call) */
+int coli_os_num_cores(void);   /* physical cores this process may run on (affinity and siblings respected), >= 1 */
+
+/* Threads and waiting. Stack size is set explicitly (musl's default is 128 KiB). */
+typedef struct coli_os_thread { uint64_t handle[2]; } coli_os_thread_t;
+bool coli_os_thread_start(coli_os_thread_t *thread, void (*run)(void *), void *argument);
+void coli_os_thread_join(coli_os_thread_t *thread);
+void coli_os_wait(_Atomic uint32_t *word, uint32_t expected); /* sleep while *word == expected; may wake spuriously (futex) */
+void coli_os_wake(_Atomic uint32_t *word, bool all);
+void coli_os_relax(void);      /* inside a spin loop */
+
+#endif

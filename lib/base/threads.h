@@ -1,0 +1,25 @@
+/* threads.h: the pool: num_threads - 1 workers beside the caller. A region is cut into items taken from an atomic counter;
+ * outputs of items are disjoint, so who computes what never changes a bit. Workers spin briefly, then sleep. */
+#ifndef COLI_THREADS_H
+#define COLI_THREADS_H
+
+#include "base/base.h"
+
+#define COLI_MAX_THREADS 256
+
+typedef struct coli_pool coli_pool_t;
+
+/* Work on items begin ... end - 1 as thread number `thread` (0 = the caller, < num_threads). */
+typedef void (*coli_work_fn)(void *argument, uint32_t begin, uint32_t end, uint32_t thread);
+
+uint64_t coli_pool_size(uint32_t num_threads); /* bytes of memory coli_pool_start needs, 64-byte aligned */
+/* Start the workers in `memory` (owned by the caller, kept until coli_pool_stop). NULL and COLIBRI_ERR_THREAD on failure. */
+coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads);
+void coli_pool_stop(coli_pool_t *pool); /* joins all workers */
+uint32_t coli_pool_num_threads(const coli_pool_t *pool);
+
+/* Run work over 0 ... items - 1, handed out `grain` at a time (>= 1); returns when all are done. With one thread, or not more
+ * than `grain` items, it runs on the caller without waking anyone. No allocation; only futex system calls. */
+void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain);
+
+#endif

@@ -1,0 +1,35 @@
+/* format.h: a mapped file of untrusted bytes becomes a checked directory. Nothing above this file sees a raw offset that was
+ * not checked here. */
+#ifndef COLI_FORMAT_H
+#define COLI_FORMAT_H
+
+#include "base/base.h"
+#include "base/os.h"
+
+typedef struct coli_directory {
+    const uint8_t *file;               /* the mapping */
+    uint64_t file_size;
+    const colibri_file_header *header; /* all point into the mapping */
+    const colibri_file_params *params;
+    const colibri_file_layer *layers;  /* [num_layers] */
+    const colibri_file_entry *entries; /* [num_entries], every (role, layer) once, payloads inside the file, sizes as rows, k,
+                                          dtype and count demand */
+    uint32_t num_entries;
+} coli_directory_t;
+
+/* Check everything that can be checked without reading payloads: magic, version, sizes, checksum, params in range and
+ * consistent with each other and the header, entries aligned, in range, not overlapping, no role unknown or missing. */
+colibri_status_t coli_format_open(const uint8_t *file, uint64_t size, const char *path, coli_directory_t *directory);
+/* Read the payloads and compare checksums. */
+colibri_status_t coli_format_verify(const coli_directory_t *directory, const char *path);
+
+const colibri_file_entry *coli_format_find(const coli_directory_t *directory, uint32_t role, uint32_t layer); /* or NULL */
+const char *coli_role_name(uint32_t role); /* "experts"; NULL if unknown */
+
+/* Bytes of tiles: see colibri_format.h. rows and k unpadded; arguments already validated (no overflow for k, rows < 2^31). */
+uint64_t coli_matrix_bytes(uint32_t dtype, uint64_t rows, uint64_t k); /* with scales */
+uint64_t coli_mlp_bytes(uint32_t dtype, uint32_t intermediate, uint32_t hidden);
+
+uint32_t coli_crc32(uint32_t crc, const void *data, size_t bytes);
+
+#endif
