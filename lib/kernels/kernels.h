@@ -75,12 +75,12 @@ typedef struct coli_kernels {
     void (*quantize16)(const float *x, uint32_t k, int8_t *hi, int8_t *lo, float *scale, int32_t *sum_hi, int32_t *sum_lo);
 
     /* y = w * (x * r), r = 1 / sqrt(tree(lanes of fma(x, x, acc)) / n + eps); w and y may be NULL: only the sum is made. k padded, n
-     * true width; y may be x. Returns the sum of squares (NaN or inf if x holds one). */
+     * true width; y may be x; k is a multiple of 16 here (heads). Returns the sum of squares (NaN or inf if x holds one). */
     float (*rms_norm)(const float *x, const float *w, float *y, uint32_t k, uint32_t n, float eps);
     /* act[j] = (g / (1 + exp(-g))) * u. gate_up: [n / 16][gate 16, up 16]; n multiple of 16. */
     void (*swiglu)(const float *gate_up, float *act, uint32_t n);
-    void (*axpy)(float a, const float *x, float *y, uint32_t n);              /* y = fma(a, x, y) */
-    void (*add)(const float *x, float *y, uint32_t n);                        /* y = y + x */
+    void (*axpy)(float a, const float *x, float *y, uint32_t n);              /* y = fma(a, x, y); n multiple of 16 */
+    void (*add)(const float *x, float *y, uint32_t n);                        /* y = y + x; n multiple of 16 */
 
     /* [0] f32 cache, [1] f16 cache. Per query: s[key] = (fma down d of k[d][key] * q[d]) * scale; m = max; p = exp(s - m);
      * sum = tree(lanes of p, lane = key % 16, blocks ascending, unseen keys give 0); out[d] = (fma down keys of p * v) / sum.
