@@ -9,6 +9,20 @@
  *                     colibri_file_entry           [num_entries] /
  *   entry.offset      payloads, each 64-byte aligned, none overlapping, all inside file_size
  *
+ * Order. The directory comes before every payload. Entries stand in ascending order of offset (so payloads do not overlap if
+ * each ends before the next begins), and the entries of one role in ascending order of layer. Gaps are allowed.
+ *
+ * Limits. num_layers 1 ... 65535; vocab_size at most 2^24; hidden_size and moe_intermediate at most 65535;
+ * shared_intermediate, dense_intermediate and num_heads * D (see Heads) at most 131072; head_dim at most 1024; num_experts
+ * at most 65535; max_position, rope_original_max and window at most 2^30. Floats are finite; eps, the attention factor and
+ * all scales are positive. Flags are 0 or 1. bos_token, pad_token -1 or an id below vocab_size; eos_token[i], i < num_eos, an id.
+ *
+ * Presence. Roles that are not called optional are there exactly when the parameters speak of them: per layer the norms,
+ * qkv and out; in MoE layers router and experts, with shared_intermediate the shared expert, with shared_gate its gate; in
+ * dense layers the dense MLP. num_experts, top_k, moe_intermediate, shared_intermediate are 0 if no layer is a MoE layer,
+ * dense_intermediate is 0 if none is dense. Norms, biases, router and shared gate are f32; embedding f32, f16 or bf16; the
+ * other matrices f32, f16, bf16 or q8; the experts have header.dtype (0 ... 3, also if there are none).
+ *
  * A reader must treat every number as hostile: check it against the file's real size with arithmetic that cannot overflow,
  * and refuse unknown versions, roles marked required, dtypes, non-zero reserved bytes and duplicate (role, layer) pairs.
  *
@@ -178,8 +192,9 @@ typedef struct colibri_file_entry {
     uint32_t count;            /* 16 number of MLPs in an EXPERTS entry, else 1 */
     uint32_t reserved0;        /* 20 zero */
     uint64_t offset;           /* 24 64-byte aligned */
-    uint64_t size;             /* 32 of the whole payload in bytes (EXPERTS: count * stride) */
-    uint64_t stride;           /* 40 EXPERTS: bytes from expert to expert; EMBEDDING: from row to row; else 0 */
+    uint64_t size;             /* 32 of the whole payload in bytes (EXPERTS: count * stride; bytes: 1 or more) */
+    uint64_t stride;           /* 40 EXPERTS: bytes from expert to expert, at least one MLP; EMBEDDING: from row to row, pad64(hidden *
+                                     element size); else 0 */
     uint32_t checksum;         /* 48 CRC-32 of the payload's `size` bytes */
     uint32_t reserved1;        /* 52 zero */
     uint64_t reserved2;        /* 56 zero */
