@@ -15,7 +15,8 @@
  * Limits. num_layers 1 ... 65535; vocab_size at most 2^24; hidden_size and moe_intermediate at most 65535;
  * shared_intermediate, dense_intermediate and num_heads * D (see Heads) at most 131072; head_dim at most 1024; num_experts
  * at most 65535; max_position, rope_original_max and window at most 2^30. Floats are finite; eps, the attention factor and
- * all scales are positive. Flags are 0 or 1. bos_token, pad_token -1 or an id below vocab_size; eos_token[i], i < num_eos, an id.
+ * all scales are positive. Flags are 0 or 1. bos_token and pad_token are -1 or an id below vocab_size, eos_token[i] with
+ * i < num_eos is an id.
  *
  * Presence. Roles that are not called optional are there exactly when the parameters speak of them: per layer the norms,
  * qkv and out; in MoE layers router and experts, with shared_intermediate the shared expert, with shared_gate its gate; in
@@ -193,8 +194,8 @@ typedef struct colibri_file_entry {
     uint32_t reserved0;        /* 20 zero */
     uint64_t offset;           /* 24 64-byte aligned */
     uint64_t size;             /* 32 of the whole payload in bytes (EXPERTS: count * stride; bytes: 1 or more) */
-    uint64_t stride;           /* 40 EXPERTS: bytes from expert to expert, at least one MLP; EMBEDDING: from row to row, pad64(hidden *
-                                     element size); else 0 */
+    uint64_t stride;           /* 40 EXPERTS: bytes from expert to expert, at least one MLP; EMBEDDING: from row to row,
+                                     pad64(hidden * element size); else 0 */
     uint32_t checksum;         /* 48 CRC-32 of the payload's `size` bytes */
     uint32_t reserved1;        /* 52 zero */
     uint64_t reserved2;        /* 56 zero */
