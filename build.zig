@@ -1,0 +1,236 @@
+//! Builds the library, the tools and the C tests, for any target that zig reaches (zig 0.16.0 and 0.17).
+//!
+//!     zig build                            everything, into zig-out/ (or --prefix DIR)
+//!     zig build so                         only the shared library: what a Python wheel needs
+//!     zig build test                       build and run tests/c/test_*.c
+//!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
+//!     -Doptimize=Debug                     default: ReleaseFast
+
+const std = @import("std");
+
+const version: std.SemanticVersion = .{ .major = 0, .minor = 1, .patch = 0 };
+
+/// Portable C, compiled for the target's baseline CPU.
+const base_sources = [_][]const u8{
+    "lib/colibri.c",
+    "lib/base/status.c",
+    "lib/base/arena.c",
+    "lib/base/os.c",
+    "lib/base/threads.c",
+    "lib/base/cpu.c",
+    "lib/base/math.c",
+    "lib/kernels/select.c",
+    "lib/kernels/ref.c",
+    "lib/model/format.c",
+    "lib/model/weights.c",
+    "lib/model/residency.c",
+    "lib/model/pack.c",
+    "lib/model/tokenizer.c",
+    "lib/model/unicode.c",
+    "lib/forward/plan.c",
+    "lib/forward/kvcache.c",
+    "lib/forward/attention.c",
+    "lib/forward/router.c",
+    "lib/forward/experts.c",
+    "lib/forward/forward.c",
+    "lib/forward/sampler.c",
+    "lib/forward/session.c",
+    "lib/forward/stats.c",
+};
+
+/// A file that may use more than the baseline; lib/kernels/select.c calls into it only where the CPU has `features`.
+const IsaSource = struct { file: []const u8, features: []const []const u8 };
+
+/// clang before zig 0.17 gates 512-bit vectors by a feature that later ones no longer know.
+const evex512: []const []const u8 = if (@import("builtin").zig_version.minor < 17) &.{"evex512"} else &.{};
+const isa_x86_64 = [_]IsaSource{
+    .{ .file = "lib/kernels/avx2.c", .features = &.{ "avx2", "fma", "f16c", "bmi", "bmi2" } },
+    .{ .file = "lib/kernels/avx512.c", .features = &[_][]const u8{
+        "avx2", "fma", "f16c", "bmi", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni",
+    } ++ evex512 },
+};
+
+/// Each is one program, tests/c/NAME.c, linked with the static library; lib/ is on its include path.
+const tests = [_][]const u8{
+    "test_base",
+    "test_threads",
+    "test_math",
+};
+
+const tools = [_][]const u8{ "colibri-infer", "colibri-bench" };
+
+const c_flags = [_][]const u8{ "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=off" };
+const library_flags = c_flags ++ [_][]const u8{ "-fvisibility=hidden", "-DCOLIBRI_BUILD" };
+
+pub fn build(b: *std.Build) void {
+    const query = b.standardTargetOptionsQueryOnly(.{ .default_target = .{
+        .cpu_model = .baseline,
+        .glibc_version = .{ .major = 2, .minor = 17, .patch = 0 }, // where the C library is glibc: any from 2014 on
+    } });
+    const optimize = b.option(std.builtin.OptimizeMode, "optimize", "Debug, ReleaseSafe, ReleaseFast (default) or ReleaseSmall") orelse
+        std.builtin.OptimizeMode.ReleaseFast;
+    const debug = optimize == std.builtin.OptimizeMode.Debug;
+    const settings: Settings = .{
+        .optimize = optimize,
+        .strip = b.option(bool, "strip", "Leave out debug information (default: unless Debug)") orelse !debug,
+        .ubsan = b.option(bool, "ubsan", "Undefined behaviour sanitizer (default: in Debug)") orelse debug,
+        .tsan = b.option(bool, "tsan", "Thread sanitizer") orelse false,
+    };
+    const target = b.resolveTargetQuery(query);
+
+    const static = addStatic(b, target, settings);
+    b.installArtifact(static);
+    addShared(b, target, settings);
+    b.installFile("include/colibri.h", "include/colibri.h");
+    b.installFile("include/colibri_format.h", "include/colibri_format.h");
+    addPkgConfig(b, target);
+    addTools(b, query, static, settings);
+    addTests(b, target, static, settings);
+}
+
+const Settings = struct {
+    optimize: std.builtin.OptimizeMode,
+    strip: bool,
+    ubsan: bool,
+    tsan: bool,
+
+    fn module(s: Settings, b: *std.Build, target: std.Build.ResolvedTarget) *std.Build.Module {
+        const m = b.createModule(.{
+            .target = target,
+            .optimize = s.optimize,
+            .link_libc = true, // and with it libm and libpthread
+            .strip = s.strip,
+            .sanitize_c = if (s.ubsan) .full else .off,
+            .sanitize_thread = if (s.tsan) true else null,
+            .omit_frame_pointer = if (s.strip) true else null,
+            .pic = true, // one static library for executables and shared objects alike
+        });
+        m.addIncludePath(b.path("include"));
+        return m;
+    }
+};
+
+/// All of the library's C for one target.
+fn libraryModule(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings) *std.Build.Module {
+    const m = settings.module(b, target);
+    m.addIncludePath(b.path("lib"));
+    for (base_sources) |file| if (exists(b, file)) m.addCSourceFile(.{ .file = b.path(file), .flags = &library_flags });
+    const isa_sources: []const IsaSource = if (target.result.cpu.arch == .x86_64) &isa_x86_64 else &.{};
+    for (isa_sources) |source| {
+        if (!exists(b, source.file)) continue;
+        // Not "-mavx2": zig turns every feature outside -Dcpu off by "-Xclang -target-feature", which beats -m flags.
+        // The same spelling later on the command line wins.
+        const flags = b.allocator.alloc([]const u8, library_flags.len + 4 * source.features.len) catch @panic("out of memory");
+        @memcpy(flags[0..library_flags.len], &library_flags);
+        for (source.features, 0..) |feature, i| {
+            const add = [4][]const u8{ "-Xclang", "-target-feature", "-Xclang", b.fmt("+{s}", .{feature}) };
+            @memcpy(flags[library_flags.len + 4 * i ..][0..4], &add);
+        }
+        m.addCSourceFile(.{ .file = b.path(source.file), .flags = flags });
+    }
+    return m;
+}
+
+fn addStatic(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings) *std.Build.Step.Compile {
+    // On Windows the static library and the DLL's import library would share the name colibri.lib.
+    const name = if (target.result.os.tag == .windows) "colibri_static" else "colibri";
+    const lib = b.addLibrary(.{ .name = name, .linkage = .static, .root_module = libraryModule(b, target, settings) });
+    lib.link_function_sections = true;
+    lib.link_data_sections = true;
+    if (settings.ubsan) lib.bundle_ubsan_rt = true; // so that other linkers can use a Debug archive
+    return lib;
+}
+
+fn addShared(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings) void {
+    const m = libraryModule(b, target, settings);
+    m.addCMacro("COLIBRI_SHARED", "1");
+    const lib = b.addLibrary(.{ .name = "colibri", .linkage = .dynamic, .version = version, .root_module = m });
+    lib.link_function_sections = true;
+    lib.link_data_sections = true;
+    lib.link_gc_sections = true;
+    const install = b.addInstallArtifact(lib, .{});
+    b.getInstallStep().dependOn(&install.step);
+    b.step("so", "Build only the shared library").dependOn(&install.step);
+}
+
+/// lib/pkgconfig/colibri.pc. The prefix is relative to the file itself, so the tree can be moved.
+fn addPkgConfig(b: *std.Build, target: std.Build.ResolvedTarget) void {
+    const private_libs = if (target.result.os.tag == .linux) "-lpthread" else "";
+    const text = b.fmt(
+        \\prefix=${{pcfiledir}}/../..
+        \\includedir=${{prefix}}/include
+        \\libdir=${{prefix}}/lib
+        \\
+        \\Name: colibri
+        \\Description: Mixture-of-Experts language models on CPUs
+        \\Version: {d}.{d}.{d}
+        \\Cflags: -I${{includedir}}
+        \\Libs: -L${{libdir}} -lcolibri
+        \\Libs.private: {s}
+        \\
+    , .{ version.major, version.minor, version.patch, private_libs });
+    const file = b.addWriteFiles().add("colibri.pc", text);
+    b.getInstallStep().dependOn(&b.addInstallFile(file, "lib/pkgconfig/colibri.pc").step);
+}
+
+/// On Linux the tools are static musl executables whatever C library the target has: they run where nothing is installed.
+fn addTools(b: *std.Build, query: std.Target.Query, static: *std.Build.Step.Compile, settings: Settings) void {
+    var target = b.resolveTargetQuery(query);
+    var lib = static;
+    const linux = target.result.os.tag == .linux;
+    if (linux and !target.result.abi.isMusl()) {
+        var musl = query;
+        musl.os_tag = .linux;
+        musl.cpu_arch = target.result.cpu.arch;
+        musl.abi = switch (target.result.abi) {
+            .gnueabihf, .musleabihf => .musleabihf,
+            .gnueabi, .musleabi => .musleabi,
+            else => .musl,
+        };
+        musl.glibc_version = null;
+        target = b.resolveTargetQuery(musl);
+        lib = addStatic(b, target, settings);
+    }
+    for (tools) |name| {
+        const file = b.fmt("tools/{s}.c", .{name});
+        if (!exists(b, file)) continue;
+        const exe = addProgram(b, target, lib, settings, name, file);
+        if (linux) exe.linkage = .static;
+        b.installArtifact(exe);
+    }
+}
+
+fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.Step.Compile, settings: Settings) void {
+    const step = b.step("test", "Build and run the C tests");
+    for (tests) |name| {
+        const file = b.fmt("tests/c/{s}.c", .{name});
+        if (!exists(b, file)) continue;
+        const exe = addProgram(b, target, static, settings, name, file);
+        exe.root_module.addIncludePath(b.path("lib"));
+        const run = b.addRunArtifact(exe);
+        run.expectExitCode(0);
+        run.skip_foreign_checks = true; // a foreign target is only built, unless -fqemu and the like say how to run it
+        step.dependOn(&run.step);
+    }
+}
+
+fn addProgram(
+    b: *std.Build,
+    target: std.Build.ResolvedTarget,
+    static: *std.Build.Step.Compile,
+    settings: Settings,
+    name: []const u8,
+    file: []const u8,
+) *std.Build.Step.Compile {
+    const m = settings.module(b, target);
+    m.addCSourceFile(.{ .file = b.path(file), .flags = &c_flags });
+    m.linkLibrary(static);
+    const exe = b.addExecutable(.{ .name = name, .root_module = m });
+    exe.link_gc_sections = true;
+    return exe;
+}
+
+fn exists(b: *std.Build, file: []const u8) bool {
+    std.Io.Dir.cwd().access(b.graph.io, file, .{}) catch return false;
+    return true;
+}
