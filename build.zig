@@ -208,6 +208,7 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
         const exe = addProgram(b, target, static, settings, name, file);
         exe.root_module.addIncludePath(b.path("lib"));
         const run = b.addRunArtifact(exe);
+        run.expectStdErrMatch(", 0 failed"); // check.h's last line; captured, so that a passing test prints nothing
         run.expectExitCode(0);
         run.skip_foreign_checks = true; // a foreign target is only built, unless -fqemu and the like say how to run it
         step.dependOn(&run.step);

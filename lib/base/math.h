@@ -12,8 +12,34 @@ double coli_exp(double x);             /* relative error < 1e-15; 0 and inf at t
 double coli_log(double x);             /* x > 0 */
 double coli_pow(double x, double y);   /* x > 0, exp(y log x) */
 void coli_sincos(double x, double *sine, double *cosine); /* |x| < 2^31, absolute error < 1e-12 */
-float coli_expf(float x);              /* the definition that the vector kernels' exp repeats bit for bit */
 float coli_sqrtf(float x);             /* IEEE, correctly rounded */
+
+/* exp in single precision, at most 1 ulp from the true value: the definition that the vector kernels repeat bit for bit. fma, *, -
+ * are single-precision IEEE operations rounded to nearest even; steps in this order, nothing reassociated:
+ *
+ *     t  = fma(x, COLI_EXPF_LOG2E, COLI_EXPF_MAGIC)        the integer n nearest to x / ln 2 (ties to even) in t's low bits
+ *     nf = t - COLI_EXPF_MAGIC                             n as a float
+ *     n  = bits(t) - bits(COLI_EXPF_MAGIC)                 n as a 32-bit integer, -126 ... 128
+ *     r  = fma(nf, -COLI_EXPF_LN2_HI, x)                   |r| <= ln 2 / 2 and a little
+ *     r  = fma(nf, -COLI_EXPF_LN2_LO, r)
+ *     p  = COLI_EXPF_C6
+ *     p  = fma(p, r, C5), then C4, C3, C2, 1.0f, 1.0f      exp(r)
+ *     y  = p * pow2(n >> 1) * pow2(n - (n >> 1))           >> arithmetic; pow2(i) = the float with bits (i + 127) << 23;
+ *                                                          both products are exact: p * pow2(n) is never subnormal
+ *     x > COLI_EXPF_MAX: y = +infinity. x < COLI_EXPF_MIN: y = +0 (also where a subnormal would be right). x NaN: y is the
+ *     NaN 7fc00000. Lanes outside the range may compute garbage first, the selection comes last. */
+#define COLI_EXPF_MAX 0x1.62e42ep+6f    /* 88.72283..., the largest x with a finite result */
+#define COLI_EXPF_MIN (-0x1.5d589ep+6f) /* -87.33654..., the smallest x with a normal result */
+#define COLI_EXPF_LOG2E 0x1.715476p+0f
+#define COLI_EXPF_MAGIC 0x1.8p+23f
+#define COLI_EXPF_LN2_HI 0x1.62e430p-1f
+#define COLI_EXPF_LN2_LO (-0x1.05c610p-29f)
+#define COLI_EXPF_C2 0x1.fffffcp-2f
+#define COLI_EXPF_C3 0x1.555492p-3f
+#define COLI_EXPF_C4 0x1.5558f2p-5f
+#define COLI_EXPF_C5 0x1.123a20p-7f
+#define COLI_EXPF_C6 0x1.6a23cep-10f
+float coli_expf(float x);
 
 uint16_t coli_f32_to_f16(float x);     /* nearest even; overflow to inf; NaN quiet */
 float coli_f16_to_f32(uint16_t x);
