@@ -68,11 +68,15 @@ typedef struct coli_kernels {
     /* In place on k floats: every part of `block` (a power of two, 16 ... 4096, dividing k) times the Hadamard matrix.
      * Written order: for h = block / 2, block / 4, ..., 1: (a, b) at distance h become (a + b, a - b). */
     void (*hadamard)(float *x, uint32_t k, uint32_t block);
-    /* scale = max|x| / 127, q = nearest-even(x * (127 / max|x|)) clamped to +-127. max 0: all zero. A NaN or infinity in x:
-     * scale = NaN, q = 0 (so that every product is NaN). Max is over the bits of |x| as integers. */
+    /* scale = max|x| / 127, q = nearest-even(x * (127 / max|x|)) clamped to +-127. max below 2^-100 (or 0): all zero. A NaN or
+     * infinity in x: scale = NaN, q = 0 (so that every product is NaN). Max is over the bits of |x| as integers. */
     void (*quantize8)(const float *x, uint32_t k, int8_t *hi, float *scale, int32_t *sum_hi);
     /* The same with 16256 for 127: q in [-16256, 16256], hi = (q + 64) >> 7, lo = q - 128 hi. */
     void (*quantize16)(const float *x, uint32_t k, int8_t *hi, int8_t *lo, float *scale, int32_t *sum_hi, int32_t *sum_lo);
+
+    /* How well 8 bits hold x at a given step (for the search of weight scales): with u = x * inverse, q = nearest-even(u clamped to
+     * +-127), d = u - q, the tree of lanes of [0] fma(d, d, acc), [1] fma(d, q, acc), [2] fma(q, q, acc). |u| finite. */
+    void (*fit8)(const float *x, uint32_t k, float inverse, float sums[3]);
 
     /* y = w * (x * r), r = 1 / sqrt(tree(lanes of fma(x, x, acc)) / n + eps); w and y may be NULL: only the sum is made. k padded, n
      * true width; y may be x; k is a multiple of 16 here (heads). Returns the sum of squares (NaN or inf if x holds one). */

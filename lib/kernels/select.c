@@ -1,0 +1,33 @@
+/* select.c: from an instruction set to its kernel table, by what the library was built with and the machine offers. */
+#include "base/cpu.h"
+#include "kernels/tables.h"
+
+#ifdef COLI_HAVE_X86_KERNELS
+
+static const coli_kernels_t *select_avx2(void) { return coli_cpu_features() & COLI_CPU_AVX2 ? coli_kernels_avx2() : NULL; }
+
+static const coli_kernels_t *select_avx512(void) {
+    uint32_t need = COLI_CPU_AVX2 | COLI_CPU_AVX512, have = coli_cpu_features();
+    if ((have & need) != need) return NULL;
+    return have & COLI_CPU_AVX512_VNNI ? coli_kernels_avx512_vnni() : coli_kernels_avx512();
+}
+
+#else
+
+static const coli_kernels_t *select_avx2(void) { return NULL; }
+static const coli_kernels_t *select_avx512(void) { return NULL; }
+
+#endif
+
+const coli_kernels_t *coli_kernels_select(colibri_isa_t isa) {
+    const coli_kernels_t *best;
+    switch (isa) {
+    case COLIBRI_ISA_REF: return coli_kernels_ref();
+    case COLIBRI_ISA_AVX2: return select_avx2();
+    case COLIBRI_ISA_AVX512: return select_avx512();
+    case COLIBRI_ISA_AUTO:
+        if ((best = select_avx512()) != NULL || (best = select_avx2()) != NULL) return best;
+        return coli_kernels_ref();
+    default: return NULL; /* not in this version, or not a colibri_isa_t */
+    }
+}

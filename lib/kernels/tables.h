@@ -1,0 +1,19 @@
+/* tables.h: the getters of the kernel tables, for select.c and the files that define them. */
+#ifndef COLI_TABLES_H
+#define COLI_TABLES_H
+
+#include "kernels/kernels.h"
+
+#if 0 && (defined(__x86_64__) || defined(_M_X64))
+#  define COLI_HAVE_X86_KERNELS 1 /* avx2.c and avx512.c are part of the library */
+#endif
+
+/* Rows whose largest |x| is below 2^-100 are quantised as zeros: 127 / max would come near overflow. */
+#define COLI_QUANTIZE_FLOOR 0x1p-100f
+
+const coli_kernels_t *coli_kernels_ref(void);
+const coli_kernels_t *coli_kernels_avx2(void);
+const coli_kernels_t *coli_kernels_avx512(void);      /* q8 without VNNI */
+const coli_kernels_t *coli_kernels_avx512_vnni(void);
+
+#endif
