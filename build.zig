@@ -63,10 +63,7 @@ const c_flags = [_][]const u8{ "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=
 const library_flags = c_flags ++ [_][]const u8{ "-fvisibility=hidden", "-DCOLIBRI_BUILD" };
 
 pub fn build(b: *std.Build) void {
-    const query = b.standardTargetOptionsQueryOnly(.{ .default_target = .{
-        .cpu_model = .baseline,
-        .glibc_version = .{ .major = 2, .minor = 17, .patch = 0 }, // where the C library is glibc: any from 2014 on
-    } });
+    const query = oldGlibc(b, b.standardTargetOptionsQueryOnly(.{ .default_target = .{ .cpu_model = .baseline } }));
     const optimize = b.option(std.builtin.OptimizeMode, "optimize", "Debug, ReleaseSafe, ReleaseFast (default) or ReleaseSmall") orelse
         std.builtin.OptimizeMode.ReleaseFast;
     const debug = optimize == std.builtin.OptimizeMode.Debug;
@@ -86,6 +83,20 @@ pub fn build(b: *std.Build) void {
     addPkgConfig(b, target);
     addTools(b, query, static, settings);
     addTests(b, target, static, settings);
+}
+
+/// Where the C library is glibc and no version was named: 2.17, which every distribution since 2014 has.
+fn oldGlibc(b: *std.Build, asked: std.Target.Query) std.Target.Query {
+    const result = b.resolveTargetQuery(asked).result;
+    var query = asked;
+    const old_enough = switch (result.cpu.arch) {
+        .x86_64, .x86, .aarch64, .arm => true,
+        else => false, // ported to Linux later
+    };
+    if (result.os.tag != .linux or !result.abi.isGnu() or asked.glibc_version != null or !old_enough) return query;
+    query.abi = result.abi;
+    query.glibc_version = .{ .major = 2, .minor = 17, .patch = 0 };
+    return query;
 }
 
 const Settings = struct {
