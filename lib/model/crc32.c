@@ -1,5 +1,5 @@
-/* crc32.c: CRC-32 as in zlib (ISO-HDLC, reflected polynomial 0xEDB88320), the checksum of the file format. Sixteen bytes a step:
- * table s holds the effect of a byte that s more bytes follow, so sixteen look-ups replace sixteen dependent steps. */
+/* crc32.c: CRC-32 as in zlib (ISO-HDLC, reflected polynomial 0xEDB88320), the checksum of the file format. Sixteen bytes a
+ * step: table s holds the effect of a byte that s more bytes follow, so sixteen look-ups replace sixteen dependent steps. */
 #include "model/format.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
