@@ -14,6 +14,7 @@ const version: std.SemanticVersion = .{ .major = 0, .minor = 1, .patch = 0 };
 const base_sources = [_][]const u8{
     "lib/colibri.c",
     "lib/base/status.c",
+    "lib/base/structs.c",
     "lib/base/arena.c",
     "lib/base/os.c",
     "lib/base/threads.c",
@@ -21,9 +22,11 @@ const base_sources = [_][]const u8{
     "lib/base/math.c",
     "lib/kernels/select.c",
     "lib/kernels/ref.c",
+    "lib/model/crc32.c",
     "lib/model/format.c",
     "lib/model/weights.c",
     "lib/model/residency.c",
+    "lib/model/model.c",
     "lib/model/pack.c",
     "lib/model/tokenizer.c",
     "lib/model/unicode.c",
@@ -55,6 +58,7 @@ const tests = [_][]const u8{
     "test_base",
     "test_threads",
     "test_math",
+    "test_format",
 };
 
 const tools = [_][]const u8{ "colibri-infer", "colibri-bench" };
