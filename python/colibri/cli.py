@@ -1,0 +1,339 @@
+"""The command line: ``colibri convert | run | chat | tokenize | inspect | verify | bench``.
+
+Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed (one line "colibri: error: …"), 2 wrong
+usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import click
+
+import colibri
+
+_PROMPT = "Once upon a time"
+
+
+# ---- Shared pieces ----------------------------------------------------------------------------------------------------
+
+
+def _model_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "-m", "--model", "model_path", metavar="MODEL", help="A .colibri file; default: the shipped demo model."
+    )(function)
+
+
+def _session_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--isa", metavar="I", help="Force an instruction set: ref, avx2, avx512."),
+        click.option("--experts-per-token", type=click.IntRange(1), metavar="K", help="Default: the model's."),
+        click.option("--threads", type=click.IntRange(0, 256), default=0, metavar="T", help="0: one per physical core."),
+    ):
+        function = option(function)
+    return function
+
+
+def _sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="S", help="Of the draws.  [default: 0]"),
+        click.option("--repetition-penalty", type=float, default=1.0, metavar="R", help="1: none.  [default: 1]"),
+        click.option("--min-p", type=float, default=0.0, metavar="P", help="Drop tokens below P x the likeliest."),
+        click.option("--top-p", type=float, default=1.0, metavar="P", help="Nucleus sampling.  [default: 1]"),
+        click.option("--top-k", type=click.IntRange(0), default=0, metavar="K", help="Of K tokens; 0: all.  [default: 0]"),
+        click.option("--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token.  [default: 0]"),
+    ):
+        function = option(function)
+    return function
+
+
+def _open(model_path: str | None) -> colibri.Model:
+    return colibri.Model(model_path if model_path is not None else colibri.demo_path())
+
+
+def _session(model: colibri.Model, threads: int, isa: str | None, experts_per_token: int | None, **more: Any) -> Any:
+    return colibri.Session(model, num_threads=threads, isa=isa, top_k=experts_per_token, outputs="last", **more)
+
+
+def _write(text: str) -> None:
+    """To stdout, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens} tokens, {tokens / seconds:.1f} tokens/s" if seconds > 0 and tokens else f"{tokens} tokens"
+
+
+def _report_speed(session: Any) -> None:
+    done = session.last_generation
+    click.echo(
+        f"prompt: {_rate(done.prompt_tokens, done.prompt_seconds)}; generation: {_rate(len(done.tokens), done.seconds)}",
+        err=True,
+    )
+
+
+def _report_experts(session: Any) -> None:
+    """Per layer and expert: tokens, load, compute and merge time."""
+    stats = session.stats()
+    click.echo(f"{'layer':>5} {'expert':>6} {'tokens':>9} {'load ms':>10} {'compute ms':>11} {'merge ms':>10}", err=True)
+    for layer, row in enumerate(stats["expert_tokens"]):
+        for expert, tokens in enumerate(row):
+            if not stats["expert_tokens"][layer].any():
+                continue  # a dense layer
+            load, compute, merge = (
+                stats[f"expert_{name}_ns"][layer][expert] / 1e6 for name in ("load", "compute", "merge")
+            )
+            click.echo(f"{layer:5d} {expert:6d} {tokens:9d} {load:10.3f} {compute:11.3f} {merge:10.3f}", err=True)
+
+
+def _bytes(size: float) -> str:
+    """A size for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+# ---- Commands ---------------------------------------------------------------------------------------------------------
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(colibri.__version__, prog_name="colibri")
+def cli() -> None:
+    """Mixture-of-Experts language models on CPUs."""
+
+
+@cli.command()
+@click.argument("prompt", default=_PROMPT)
+@_model_option
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Default: 128, or what there is room for.")
+@_sampling_options
+@_session_options
+@click.option("--verbose", is_flag=True, help="Say what the model is, and the time of each layer and expert.")
+def run(
+    prompt: str, model_path: str | None, max_tokens: int | None, threads: int, isa: str | None,
+    experts_per_token: int | None, verbose: bool, **sampling: Any,
+) -> None:  # fmt: skip
+    """Continue PROMPT ("-" reads it from stdin; default: "Once upon a time")."""
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+    with _open(model_path) as model, _session(model, threads, isa, experts_per_token) as session:
+        if verbose:
+            click.echo(repr(model), err=True)
+            stats = session.stats()
+            click.echo(
+                f"{stats['num_threads']} threads, {stats['isa']}, workspace {_bytes(stats['workspace_bytes'])}", err=True
+            )
+        for piece in session.generate(prompt, max_new_tokens=max_tokens, stream=True, **sampling):
+            _write(piece)
+        _write("\n")
+        _report_speed(session)
+        if verbose:
+            _report_experts(session)
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """What the user says, line by line, until the end of input or "/exit"."""
+    while True:
+        if interactive:
+            click.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line or line.strip() == "/exit":
+            return
+        if line.strip():
+            yield line.rstrip("\r\n")
+
+
+@cli.command()
+@_model_option
+@click.option("--system", metavar="TEXT", help="A system message.")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Of one answer; default: 128, or what fits.")
+@_sampling_options
+@_session_options
+def chat(
+    model_path: str | None, system: str | None, max_tokens: int | None, threads: int, isa: str | None,
+    experts_per_token: int | None, **sampling: Any,
+) -> None:  # fmt: skip
+    """Talk to a model that has a chat template. One line is one message; "/exit" or the end of input ends."""
+    from .chat import ChatTemplate
+
+    with _open(model_path) as model:
+        template = ChatTemplate(model)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
+        with _session(model, threads, isa, experts_per_token) as session:
+            for line in _lines(sys.stdin.isatty()):
+                messages.append({"role": "user", "content": line})
+                answer = ""
+                for piece in session.generate(
+                    template.tokens(messages), max_new_tokens=max_tokens, stream=True, keep="prefix", **sampling
+                ):
+                    _write(piece)
+                    answer += piece
+                _write("\n")
+                messages.append({"role": "assistant", "content": answer})
+
+
+@cli.command()
+@click.argument("text")
+@_model_option
+@click.option("--decode", is_flag=True, help='TEXT is token ids ("1 450 4996"); print their text.')
+@click.option("--no-special", is_flag=True, help="Add no special tokens and read those in TEXT as plain text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def tokenize(text: str, model_path: str | None, decode: bool, no_special: bool, as_json: bool) -> None:
+    """Print the token ids of TEXT ("-": of stdin) and their pieces, one a line."""
+    if text == "-":
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    with _open(model_path) as model:
+        if decode:
+            result = model.detokenize(_parse_ids(text), special=not no_special)
+            _write((json.dumps(result, ensure_ascii=False) if as_json else result) + "\n")
+            return
+        ids = model.tokenize(text, special=not no_special)
+        pieces = [model.detokenize([token], special=True) for token in ids]
+    if as_json:
+        _write(json.dumps({"ids": ids, "pieces": pieces}, ensure_ascii=False) + "\n")
+    else:
+        _write("".join(f"{i}\t{json.dumps(piece, ensure_ascii=False)}\n" for i, piece in zip(ids, pieces)))
+
+
+def _parse_ids(text: str) -> list[int]:
+    words = text.replace(",", " ").replace("[", " ").replace("]", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        bad = next(word for word in words if not word.lstrip("+-").isdigit())
+        raise click.UsageError(f"--decode takes token ids, and {bad!r} is none") from None
+
+
+@cli.command()
+@click.argument("model_path", metavar="MODEL")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--no-tensors", is_flag=True, help="Leave out the table of tensors.")
+def inspect(model_path: str, as_json: bool, no_tensors: bool) -> None:
+    """Say what is in a .colibri file."""
+    with colibri.Model(model_path) as model:
+        config, tensors, metadata = model.config, list(model.tensors()), model.metadata
+    weights = sum(t["size"] for t in tensors if t["dtype"] != "bytes")
+    bits = 8 * weights / config["num_parameters"] if config["num_parameters"] else 0.0
+    summary = {**config, "weight_bytes": weights, "bits_per_weight": round(bits, 3)}
+    if as_json:
+        value = {"path": model_path, **summary, "metadata": metadata}
+        _write(json.dumps(value if no_tensors else {**value, "tensors": tensors}, ensure_ascii=False) + "\n")
+        return
+    lines = [f"{'path':<26}{model_path}"]
+    for name, value in summary.items():
+        note = f"  ({_bytes(value)})" if name in ("file_size", "active_bytes", "weight_bytes") else ""
+        lines.append(f"{name:<26}{', '.join(map(str, value)) if isinstance(value, list) else value}{note}")
+    lines += [f"{'metadata.' + str(name):<26}{value}" for name, value in metadata.items()]
+    if not no_tensors:
+        lines += ["", f"{'layer':>5}  {'role':<16}{'dtype':<7}{'count':>6}{'rows':>9}{'k':>9}{'bytes':>14}{'offset':>15}"]
+        for t in tensors:
+            layer = "-" if t["layer"] is None else str(t["layer"])
+            lines.append(
+                f"{layer:>5}  {t['role']:<16}{t['dtype']:<7}{t['count']:>6}{t['rows']:>9}{t['k']:>9}"
+                f"{t['size']:>14}{t['offset']:>15}"
+            )
+    _write("\n".join(lines) + "\n")
+
+
+@cli.command()
+@click.argument("model_path", metavar="MODEL")
+def verify(model_path: str) -> None:
+    """Read a whole .colibri file and compare all its checksums."""
+    with colibri.Model(model_path) as model:
+        model.verify()
+        count = sum(1 for _ in model.tensors())
+        _write(f"{model_path}: {count} payloads, {_bytes(model.config['file_size'])}, every checksum is right\n")
+
+
+@cli.command()
+@_model_option
+@click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True, metavar="N")
+@click.option("--gen-tokens", type=click.IntRange(1), default=64, show_default=True, metavar="N")
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, metavar="R", help="The best counts.")
+@_session_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench(
+    model_path: str | None, prompt_tokens: int, gen_tokens: int, repeat: int, threads: int, isa: str | None,
+    experts_per_token: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure prefill and decode speed."""
+    from .bench import measure
+
+    with (
+        _open(model_path) as model,
+        _session(model, threads, isa, experts_per_token, max_seq_len=prompt_tokens + gen_tokens) as session,
+    ):
+        result = {"model": model.path, **measure(session, prompt_tokens, gen_tokens, repeat)}
+    if as_json:
+        _write(json.dumps(result) + "\n")
+        return
+    ms = result["decode_ms"]
+    _write(
+        f"{result['model']}: {result['num_threads']} threads, {result['isa']}\n"
+        f"prefill  {prompt_tokens} tokens: {result['prefill_tokens_per_s']:.1f} tokens/s\n"
+        f"decode   {gen_tokens} tokens: {result['decode_tokens_per_s']:.1f} tokens/s; ms per token: "
+        f"p50 {ms['p50']:.3f}, p90 {ms['p90']:.3f}, p99 {ms['p99']:.3f}, max {ms['max']:.3f}\n"
+        f"weights  {_bytes(result['weight_bytes_per_token'])} read per decoded token, {result['weight_gb_per_s']:.2f} GB/s\n"
+    )
+
+
+# ---- Entry point ------------------------------------------------------------------------------------------------------
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    """One line on stderr, and the exit status."""
+    line = " ".join(str(message).split())
+    try:
+        sys.stderr.write(f"colibri: error: {line}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+    raise SystemExit(status)
+
+
+def _quiet_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush into a closed pipe or full disk says nothing."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+
+
+def _usage(error: click.UsageError) -> NoReturn:
+    command = error.ctx.command_path if error.ctx is not None else "colibri"
+    _fail(f"{error.format_message().rstrip('.')} (see '{command} --help')", 2)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line; `arguments` default to the process's. Ends by SystemExit, never with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        status = cli.main(args=arguments, prog_name="colibri", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as exc:
+        _usage(exc)
+    except click.ClickException as exc:
+        _fail(exc.format_message(), 1)
+    except (click.Abort, KeyboardInterrupt):
+        _quiet_stdout()
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        _quiet_stdout()
+        raise SystemExit(1) from None
+    except colibri.ColibriError as exc:
+        _fail(str(exc), 1)
+    except OSError as exc:
+        _quiet_stdout()
+        _fail(f"{exc.filename}: {exc.strerror}" if exc.filename else (exc.strerror or str(exc)), 1)
+    except Exception as exc:  # noqa: BLE001 - a traceback helps no user
+        _fail(f"{type(exc).__name__}: {exc}", 1)
+    raise SystemExit(status if isinstance(status, int) else 0)
