@@ -49,7 +49,7 @@ const evex512: []const []const u8 = if (@import("builtin").zig_version.minor < 1
 const isa_x86_64 = [_]IsaSource{
     .{ .file = "lib/kernels/avx2.c", .features = &.{ "avx2", "fma", "f16c", "bmi", "bmi2" } },
     .{ .file = "lib/kernels/avx512.c", .features = &[_][]const u8{
-        "avx2", "fma", "f16c", "bmi", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni",
+        "avx2", "fma", "f16c", "bmi", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq",
     } ++ evex512 },
 };
 

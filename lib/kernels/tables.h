@@ -4,7 +4,7 @@
 
 #include "kernels/kernels.h"
 
-#if 0 && (defined(__x86_64__) || defined(_M_X64))
+#if defined(__x86_64__) || defined(_M_X64)
 #  define COLI_HAVE_X86_KERNELS 1 /* avx2.c and avx512.c are part of the library */
 #endif
 

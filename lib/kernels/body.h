@@ -1,0 +1,381 @@
+/* body.h: the kernels written once in 16-lane vectors (lanes.h), compiled by the file of each instruction set, which adds the
+ * integer product and the table. Same operations in the same order as ref.c; only the tiling differs. All static. */
+#ifndef COLI_BODY_H
+#define COLI_BODY_H
+
+#include "kernels/lanes.h"
+#include "kernels/tables.h"
+
+#define MAX_VECTORS 6 /* activation rows that one register tile takes */
+#define SUPERBLOCK 4  /* blocks of weights that stay in cache while all tokens pass */
+
+/* ---- Products with float weights -------------------------------------------------------------------------------------- */
+
+COLI_INLINE uint32_t row_of(const coli_matmul_t *m, uint32_t token) { return m->rows ? m->rows[token] : m->first_row + token; }
+
+/* Two columns (c even) of a block as f32. */
+typedef void (*columns_fn)(const uint8_t *block, uint32_t c, v16f w[2]);
+
+COLI_INLINE void columns_f32(const uint8_t *block, uint32_t c, v16f w[2]) {
+    w[0] = *(const v16f *)(const void *)(block + (size_t)c * 64);
+    w[1] = *(const v16f *)(const void *)(block + (size_t)c * 64 + 64);
+}
+
+COLI_INLINE void columns_f16(const uint8_t *block, uint32_t c, v16f w[2]) {
+    v32h pairs = *(const v32h *)(const void *)(block + (size_t)c * 32);
+    v16h even = __builtin_shufflevector(pairs, pairs, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    v16h odd = __builtin_shufflevector(pairs, pairs, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    w[0] = __builtin_convertvector(even, v16f);
+    w[1] = __builtin_convertvector(odd, v16f);
+}
+
+COLI_INLINE void columns_bf16(const uint8_t *block, uint32_t c, v16f w[2]) {
+    v16u pairs = *(const v16u *)(const void *)(block + (size_t)c * 32);
+    w[0] = (v16f)(pairs << 16);
+    w[1] = (v16f)(pairs & 0xffff0000u);
+}
+
+/* A register tile: nb blocks (from block b) times nt tokens (from token t). nb, nt and columns are constants when inlined. */
+COLI_INLINE void float_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, columns_fn columns, const int nb, const int nt) {
+    const uint8_t *w = m->w + b * m->block_bytes;
+    const float *x[MAX_VECTORS];
+    v16f acc[SUPERBLOCK][MAX_VECTORS];
+    UNROLL for (int j = 0; j < nt; j++) {
+        x[j] = m->x->f32 + (size_t)row_of(m, t + (uint32_t)j) * m->x->stride;
+        UNROLL for (int i = 0; i < nb; i++) acc[i][j] = splat(0);
+    }
+    for (uint32_t c = 0; c < m->k; c += 2) {
+        UNROLL for (int i = 0; i < nb; i++) {
+            v16f pair[2];
+            columns(w + (size_t)i * m->block_bytes, c, pair);
+            UNROLL for (int j = 0; j < nt; j++) {
+                acc[i][j] = fma16(pair[0], splat(x[j][c]), acc[i][j]);
+                acc[i][j] = fma16(pair[1], splat(x[j][c + 1]), acc[i][j]);
+            }
+        }
+    }
+    UNROLL for (int j = 0; j < nt; j++)
+        UNROLL for (int i = 0; i < nb; i++)
+            store(m->y + (t + (size_t)j) * m->y_stride + (b + (size_t)i) * LANES, acc[i][j]);
+}
+
+/* How to multiply n tokens at once: `blocks` blocks together (divides SUPERBLOCK), or one. */
+typedef struct tile {
+    uint32_t blocks;
+    void (*wide)(const coli_matmul_t *m, uint32_t b, uint32_t t);
+    void (*one)(const coli_matmul_t *m, uint32_t b, uint32_t t);
+} tile_t;
+
+#define FLOAT_TILE(type, nb, nt)                                                                                         \
+    static void tile_##type##_##nb##x##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) {                              \
+        float_tile(m, b, t, columns_##type, nb, nt);                                                                     \
+    }
+
+/* Cut n into the fewest groups of at most `most`, sizes differing by one at most: the size of the group that starts at `at`. */
+COLI_INLINE uint32_t group_size(uint32_t n, uint32_t at, uint32_t most) {
+    uint32_t left = n - at, groups = (left + most - 1) / most;
+    return (left + groups - 1) / groups;
+}
+
+/* All tokens pass over a few blocks before the next ones are read. tiles[n - 1] takes n tokens. */
+COLI_INLINE void tiled_product(const coli_matmul_t *m, const tile_t *tiles, uint32_t most) {
+    for (uint32_t first = 0; first < m->n_blocks; first += SUPERBLOCK) {
+        uint32_t end = COLI_MIN(m->n_blocks, first + SUPERBLOCK);
+        for (uint32_t t = 0, n; t < m->n_tokens; t += n) {
+            n = group_size(m->n_tokens, t, most);
+            const tile_t *tile = &tiles[n - 1];
+            uint32_t b = first;
+            for (; b + tile->blocks <= end; b += tile->blocks) tile->wide(m, b, t);
+            for (; b < end; b++) tile->one(m, b, t);
+        }
+    }
+}
+
+/* ---- Products with q8 weights ------------------------------------------------------------------------------------------ */
+
+/* From the integer sums of a tile [nb][nt * bits / 8][16] (hi, or hi and lo of each token) to y. What a kernel added to every
+ * lane of a sum by flipping the weights' signs is in excess[vector]. */
+COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i sums[][MAX_VECTORS], const int32_t *excess,
+                           const int nb, const int nt, const int bits) {
+    UNROLL for (int j = 0; j < nt; j++) {
+        float token_scale = m->x->scale[row_of(m, t + (uint32_t)j)];
+        UNROLL for (int i = 0; i < nb; i++) {
+            size_t block = b + (size_t)i;
+            v16f sum;
+            if (bits == 16) {
+                v16i hi = (v16i)((v16u)sums[i][2 * j] - (uint32_t)excess[2 * j]);
+                v16i lo = (v16i)((v16u)sums[i][2 * j + 1] - (uint32_t)excess[2 * j + 1]);
+                sum = fma16(splat(128), __builtin_convertvector(hi, v16f), __builtin_convertvector(lo, v16f));
+            } else {
+                sum = __builtin_convertvector((v16i)((v16u)sums[i][j] - (uint32_t)excess[j]), v16f);
+            }
+            store(m->y + (t + (size_t)j) * m->y_stride + block * LANES, sum * (load(m->w_scale + block * LANES) * splat(token_scale)));
+        }
+    }
+}
+
+/* The activation rows of a tile in the order of its sums, and 128 times the sum of each. */
+COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[MAX_VECTORS], int32_t excess[MAX_VECTORS],
+                           const int nt, const int bits) {
+    UNROLL for (int j = 0; j < nt; j++) {
+        size_t row = row_of(m, t + (uint32_t)j), at = row * m->x->stride;
+        int v = bits == 16 ? 2 * j : j;
+        x[v] = m->x->hi + at;
+        excess[v] = (int32_t)(128u * (uint32_t)m->x->sum_hi[row]);
+        if (bits == 16) {
+            x[v + 1] = m->x->lo + at;
+            excess[v + 1] = (int32_t)(128u * (uint32_t)m->x->sum_lo[row]);
+        }
+    }
+}
+
+/* ---- Activations ------------------------------------------------------------------------------------------------------ */
+
+/* Distances 8, 4, 2, 1 inside one vector: lane i gets partner + x, or partner - x where bit h of i is set. */
+#define HADAMARD_STAGE(v, h)                                                                                             \
+    (SWAP_LANES(v, h) + (v16f)((v16u)(v) ^ (v16u){ SIGN(0, h), SIGN(1, h), SIGN(2, h), SIGN(3, h), SIGN(4, h), SIGN(5, h), SIGN(6, h),     \
+                                                SIGN(7, h), SIGN(8, h), SIGN(9, h), SIGN(10, h), SIGN(11, h), SIGN(12, h),          \
+                                                SIGN(13, h), SIGN(14, h), SIGN(15, h) }))
+#define SIGN(lane, h) (((lane) & (h)) ? 0x80000000u : 0)
+
+/* Stages h and h / 2 (h >= 32) of one part in one pass over memory. */
+COLI_INLINE void hadamard_two_stages(float *x, uint32_t block, uint32_t h) {
+    uint32_t q = h / 2;
+    for (uint32_t i = 0; i < block; i += 2 * h)
+        for (float *p = x + i; p < x + i + q; p += LANES) {
+            v16f a = load(p), b = load(p + q), c = load(p + h), d = load(p + h + q);
+            v16f ac = a + c, bd = b + d, a_c = a - c, b_d = b - d;
+            store(p, ac + bd);
+            store(p + q, ac - bd);
+            store(p + h, a_c + b_d);
+            store(p + h + q, a_c - b_d);
+        }
+}
+
+static void hadamard(float *x, uint32_t k, uint32_t block) {
+    for (float *part = x; part < x + k; part += block) {
+        uint32_t h = block / 2;
+        for (; h >= 2 * LANES; h /= 4) hadamard_two_stages(part, block, h);
+        for (float *p = part; h == LANES && p < part + block; p += 2 * LANES) {
+            v16f a = load(p), b = load(p + LANES);
+            store(p, a + b);
+            store(p + LANES, a - b);
+        }
+        for (float *p = part; p < part + block; p += LANES) {
+            v16f v = load(p);
+            v = HADAMARD_STAGE(v, 8);
+            v = HADAMARD_STAGE(v, 4);
+            v = HADAMARD_STAGE(v, 2);
+            store(p, HADAMARD_STAGE(v, 1));
+        }
+    }
+}
+
+/* Scale and inverse of a row for integers up to `limit`; both 0 for a row of zeros, NaN and 0 if it is not finite. */
+COLI_INLINE float row_scale(const float *x, uint32_t k, float limit, float *inverse) {
+    v16u lanes = { 0 };
+    for (uint32_t i = 0; i < k; i += LANES) lanes = __builtin_elementwise_max(lanes, (v16u)load(x + i) & 0x7fffffffu);
+    uint32_t bits = __builtin_reduce_max(lanes);
+    float max;
+    memcpy(&max, &bits, 4);
+    *inverse = 0;
+    if (bits >= 0x7f800000u) return __builtin_nanf("");
+    if (max < COLI_QUANTIZE_FLOOR) return 0;
+    *inverse = limit / max;
+    return max / limit;
+}
+
+COLI_INLINE v16i quantize16_lanes(const float *x, float inverse, float limit) {
+    return __builtin_convertvector(clamp(round_even16(load(x) * splat(inverse)), limit), v16i);
+}
+
+COLI_INLINE void store_bytes(int8_t *p, v16i v) { *(v16c *)(void *)p = __builtin_convertvector(v, v16c); }
+
+static void quantize8(const float *x, uint32_t k, int8_t *hi, float *scale, int32_t *sum_hi) {
+    float inverse;
+    v16i sum = { 0 };
+    *scale = row_scale(x, k, 127, &inverse);
+    *sum_hi = 0;
+    if (inverse == 0) {
+        memset(hi, 0, k);
+        return;
+    }
+    for (uint32_t i = 0; i < k; i += LANES) {
+        v16i q = quantize16_lanes(x + i, inverse, 127);
+        store_bytes(hi + i, q);
+        sum += q;
+    }
+    *sum_hi = sum_lanes(sum);
+}
+
+static void quantize16(const float *x, uint32_t k, int8_t *hi, int8_t *lo, float *scale, int32_t *sum_hi, int32_t *sum_lo) {
+    float inverse;
+    v16i high_sum = { 0 }, low_sum = { 0 };
+    *scale = row_scale(x, k, 16256, &inverse);
+    *sum_hi = *sum_lo = 0;
+    if (inverse == 0) {
+        memset(hi, 0, k);
+        memset(lo, 0, k);
+        return;
+    }
+    for (uint32_t i = 0; i < k; i += LANES) {
+        v16i q = quantize16_lanes(x + i, inverse, 16256), high = (q + 64) >> 7, low = q - high * 128;
+        store_bytes(hi + i, high);
+        store_bytes(lo + i, low);
+        high_sum += high;
+        low_sum += low;
+    }
+    *sum_hi = sum_lanes(high_sum);
+    *sum_lo = sum_lanes(low_sum);
+}
+
+static void fit8(const float *x, uint32_t k, float inverse, float sums[3]) {
+    v16f error = splat(0), cross = splat(0), square = splat(0);
+    for (uint32_t i = 0; i < k; i += LANES) {
+        v16f u = load(x + i) * splat(inverse), q = round_even16(clamp(u, 127)), d = u - q;
+        error = fma16(d, d, error);
+        cross = fma16(d, q, cross);
+        square = fma16(q, q, square);
+    }
+    sums[0] = tree(error);
+    sums[1] = tree(cross);
+    sums[2] = tree(square);
+}
+
+/* ---- Vectors ------------------------------------------------------------------------------------------------------------ */
+
+static float rms_norm(const float *x, const float *w, float *y, uint32_t k, uint32_t n, float eps) {
+    v16f squares = splat(0);
+    for (uint32_t i = 0; i < k; i += LANES) squares = fma16(load(x + i), load(x + i), squares);
+    float sum = tree(squares);
+    if (w == NULL || y == NULL) return sum;
+    float r = 1.0f / coli_sqrtf(sum / (float)n + eps);
+    for (uint32_t i = 0; i < k; i += LANES) store(y + i, load(w + i) * (load(x + i) * splat(r)));
+    return sum;
+}
+
+static void swiglu(const float *gate_up, float *act, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += LANES, gate_up += 2 * LANES) {
+        v16f g = load(gate_up), u = load(gate_up + LANES);
+        store(act + i, (g / (splat(1) + exp16(-g))) * u);
+    }
+}
+
+static void axpy(float a, const float *x, float *y, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += LANES) store(y + i, fma16(splat(a), load(x + i), load(y + i)));
+}
+
+static void add(const float *x, float *y, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += LANES) store(y + i, load(y + i) + load(x + i));
+}
+
+static void f32_to_f16(const float *x, uint16_t *y, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += LANES) {
+        v16h half = __builtin_convertvector(clamp(load(x + i), 65504), v16h);
+        memcpy(y + i, &half, sizeof half);
+    }
+}
+
+/* ---- Attention ------------------------------------------------------------------------------------------------------------ */
+
+#define MAX_QUERIES 4 /* taken together: each key and value is read once for all of them */
+
+/* 16 elements of a cache, from element i. */
+typedef v16f (*cache_fn)(const void *cache, size_t i);
+COLI_INLINE v16f cache_f32(const void *cache, size_t i) { return load((const float *)cache + i); }
+COLI_INLINE v16f cache_f16(const void *cache, size_t i) { return widen_f16((const uint16_t *)cache + i); }
+
+/* Lanes of key block `block` that hold a seen key. */
+COLI_INLINE v16i seen(const coli_attention_t *a, uint32_t block) {
+    v16u key = (v16u){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } + block * LANES;
+    return (v16i)(key >= a->first) & (v16i)(key <= a->last);
+}
+
+/* Scores of nq queries (from query i) with nb key blocks, and the greatest of each lane so far (NaN left out: it will make the
+ * sum NaN). Lanes of unseen keys hold anything. */
+COLI_INLINE void score_tile(const coli_attention_t *a, uint32_t i, uint32_t block, v16f max[MAX_QUERIES], cache_fn cache,
+                            const int nb, const int nq) {
+    size_t keys = (size_t)a->head_dim * LANES;
+    v16f acc[4][MAX_QUERIES];
+    UNROLL for (int b = 0; b < nb; b++)
+        UNROLL for (int j = 0; j < nq; j++) acc[b][j] = splat(0);
+    for (uint32_t d = 0; d < a->head_dim; d++)
+        UNROLL for (int b = 0; b < nb; b++) {
+            v16f k = cache(a->k_cache, (block + (size_t)b) * keys + d * LANES);
+            UNROLL for (int j = 0; j < nq; j++) acc[b][j] = fma16(k, splat(a->q[(i + (size_t)j) * a->q_stride + d]), acc[b][j]);
+        }
+    UNROLL for (int b = 0; b < nb; b++) {
+        uint32_t at = block + (uint32_t)b;
+        v16i mask = seen(a, at);
+        UNROLL for (int j = 0; j < nq; j++) {
+            v16f s = acc[b][j] * splat(a->scale);
+            store(a->scores + (i + (size_t)j) * a->score_stride + (size_t)(at - a->first / LANES) * LANES, s);
+            max[j] = choose(mask & (v16i)(s > max[j]), s, max[j]);
+        }
+    }
+}
+
+/* Scores of one query become exp(s - max), 0 for unseen keys; their sum. */
+COLI_INLINE float soften(const coli_attention_t *a, uint32_t query, v16f max_lanes) {
+    float *s = a->scores + query * a->score_stride, max = max_lanes[0];
+    v16f sums = splat(0);
+    for (int l = 1; l < LANES; l++) max = max_lanes[l] > max ? max_lanes[l] : max;
+    for (uint32_t block = a->first / LANES; block <= a->last / LANES; block++, s += LANES) {
+        v16f p = choose(seen(a, block), exp16(load(s) - splat(max)), splat(0));
+        store(s, p);
+        sums += p;
+    }
+    return tree(sums);
+}
+
+/* nd * 16 elements (from d) of the outputs of nq queries: the values weighted by the softened scores. */
+COLI_INLINE void value_tile(const coli_attention_t *a, uint32_t i, uint32_t d, const float *sums, cache_fn cache, const int nd,
+                            const int nq) {
+    const float *p = a->scores + i * a->score_stride + a->first % LANES;
+    v16f acc[4][MAX_QUERIES];
+    UNROLL for (int e = 0; e < nd; e++)
+        UNROLL for (int j = 0; j < nq; j++) acc[e][j] = splat(0);
+    for (uint32_t key = a->first; key <= a->last; key++, p++)
+        UNROLL for (int e = 0; e < nd; e++) {
+            v16f v = cache(a->v_cache, (size_t)key * a->head_dim + d + (size_t)e * LANES);
+            UNROLL for (int j = 0; j < nq; j++) acc[e][j] = fma16(splat(p[(size_t)j * a->score_stride]), v, acc[e][j]);
+        }
+    UNROLL for (int e = 0; e < nd; e++)
+        UNROLL for (int j = 0; j < nq; j++)
+            store(a->out + (i + (size_t)j) * a->q_stride + d + (size_t)e * LANES, acc[e][j] / splat(sums[j]));
+}
+
+/* nq queries from query i; `wide` key blocks, or 16-wide pieces of the values, at once. */
+COLI_INLINE void attend(const coli_attention_t *a, uint32_t i, cache_fn cache, const int wide, const int nq) {
+    uint32_t block = a->first / LANES, last = a->last / LANES, d = 0, step = (uint32_t)wide * LANES;
+    v16f max[MAX_QUERIES];
+    float sums[MAX_QUERIES];
+    UNROLL for (int j = 0; j < nq; j++) max[j] = splat(-__builtin_inff());
+    for (; last - block + 1 >= (uint32_t)wide && block <= last; block += (uint32_t)wide) score_tile(a, i, block, max, cache, wide, nq);
+    for (; block <= last; block++) score_tile(a, i, block, max, cache, 1, nq);
+    UNROLL for (int j = 0; j < nq; j++) sums[j] = soften(a, i + (uint32_t)j, max[j]);
+    for (; d + step <= a->head_dim; d += step) value_tile(a, i, d, sums, cache, wide, nq);
+    for (; d < a->head_dim; d += LANES) value_tile(a, i, d, sums, cache, 1, nq);
+}
+
+/* Four queries keep the machine busy with one block at a time; one query needs several to hide the latency of fma. */
+#define ATTENTION(type)                                                                                                  \
+    static void attend_##type##_1(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 4, 1); }            \
+    static void attend_##type##_2(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 2, 2); }            \
+    static void attend_##type##_3(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 3); }            \
+    static void attend_##type##_4(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 4); }            \
+    static void attention_##type(const coli_attention_t *a) {                                                            \
+        static void (*const take[])(const coli_attention_t *, uint32_t) = { attend_##type##_1, attend_##type##_2,          \
+                                                                            attend_##type##_3, attend_##type##_4 };        \
+        for (uint32_t i = 0, n; i < a->n_queries; i += n) {                                                              \
+            n = group_size(a->n_queries, i, MAX_QUERIES);                                                                \
+            take[n - 1](a, i);                                                                                           \
+        }                                                                                                                \
+    }
+
+/* The entries of the table that this header defines. */
+#define KERNELS_OF_BODY                                                                                                  \
+    .hadamard = hadamard, .quantize8 = quantize8, .quantize16 = quantize16, .fit8 = fit8, .rms_norm = rms_norm, .swiglu = swiglu, \
+    .axpy = axpy, .add = add, .attention = { attention_f32, attention_f16 }, .f32_to_f16 = f32_to_f16
+
+#endif
