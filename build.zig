@@ -32,6 +32,7 @@ const base_sources = [_][]const u8{
     "lib/model/unicode.c",
     "lib/forward/plan.c",
     "lib/forward/kvcache.c",
+    "lib/forward/project.c",
     "lib/forward/attention.c",
     "lib/forward/router.c",
     "lib/forward/experts.c",

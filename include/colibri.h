@@ -56,6 +56,13 @@ extern "C" {
 #define COLIBRI_VERSION_PATCH 0
 #define COLIBRI_VERSION_STRING "0.1.0"
 
+/* An initialiser with struct_size set and everything else zero. */
+#ifdef __cplusplus
+#  define COLIBRI_INIT_(type) { sizeof(type) }
+#else
+#  define COLIBRI_INIT_(type) { .struct_size = sizeof(type) }
+#endif
+
 /* ---- Status ------------------------------------------------------------------------------------------------------- */
 
 typedef enum colibri_status_t {
@@ -144,7 +151,7 @@ typedef struct colibri_model_info_t {
     uint64_t active_bytes;     /* weight bytes, scales included, that one decoded token reads */
     char model_type[32];
 } colibri_model_info_t;
-#define COLIBRI_MODEL_INFO_INIT { sizeof(colibri_model_info_t) }
+#define COLIBRI_MODEL_INFO_INIT COLIBRI_INIT_(colibri_model_info_t)
 
 /* Open a .colibri file (UTF-8 path). The file is mapped and its header and directory checked; payloads are not read.
  * *model receives an object with one reference, to be dropped by colibri_model_close. */
@@ -168,7 +175,7 @@ typedef struct colibri_tensor_info_t {
     uint64_t offset, size; /* bytes */
     char role[32];      /* "experts", "attn_qkv", ... */
 } colibri_tensor_info_t;
-#define COLIBRI_TENSOR_INFO_INIT { sizeof(colibri_tensor_info_t) }
+#define COLIBRI_TENSOR_INFO_INIT COLIBRI_INIT_(colibri_tensor_info_t)
 COLIBRI_API colibri_status_t colibri_model_tensor(const colibri_model_t *model, size_t index, colibri_tensor_info_t *info);
 
 /* ---- Text ----------------------------------------------------------------------------------------------------------- */
@@ -199,7 +206,7 @@ typedef struct colibri_stream_t {
     uint32_t num_pending;   /* internal */
     uint8_t pending[16];    /* internal */
 } colibri_stream_t;
-#define COLIBRI_STREAM_INIT { sizeof(colibri_stream_t) }
+#define COLIBRI_STREAM_INIT COLIBRI_INIT_(colibri_stream_t)
 COLIBRI_API colibri_status_t colibri_stream_token(const colibri_model_t *model, colibri_stream_t *stream, int32_t token,
                                                   char *text, size_t capacity, size_t *bytes);
 
@@ -242,7 +249,7 @@ typedef struct colibri_config_t {
     colibri_log_fn log;          /* NULL: silent */
     void *log_user_data;
 } colibri_config_t;
-#define COLIBRI_CONFIG_INIT { sizeof(colibri_config_t) }
+#define COLIBRI_CONFIG_INIT COLIBRI_INIT_(colibri_config_t)
 
 /* Exact bytes of workspace that colibri_init will use for this config on this machine (num_threads 0 is resolved here too). */
 COLIBRI_API colibri_status_t colibri_workspace_size(const colibri_config_t *config, size_t *bytes);
@@ -267,7 +274,8 @@ COLIBRI_API colibri_status_t colibri_output_size(const colibri_t *ctx, size_t *b
 COLIBRI_API colibri_status_t colibri_slot_status(const colibri_t *ctx, int32_t slot);  /* COLIBRI_OK or _NOT_FINITE [no alloc] */
 
 COLIBRI_API int32_t colibri_slot_length(const colibri_t *ctx, int32_t slot); /* tokens in the slot's cache; -1: bad slot */
-/* Forget all but the slot's first `length` tokens (<= its length). Its LAST logits become zeros. [no alloc] */
+/* Forget all but the slot's first `length` tokens (<= its length). Its LAST logits become zeros, and an input not yet run is
+ * dropped. [no alloc] */
 COLIBRI_API colibri_status_t colibri_truncate(colibri_t *ctx, int32_t slot, int32_t length);
 COLIBRI_API colibri_status_t colibri_reset(colibri_t *ctx); /* truncate every slot to 0, drop pending input and output [no alloc] */
 /* From any thread: a running infer (or get_output, ALL) ends soon with COLIBRI_ERR_CANCELLED; without one, the next infer does. [no alloc] */
@@ -284,7 +292,7 @@ typedef struct colibri_sampling_t {
     float repetition_penalty; /* of tokens already in the slot (CTRL, arXiv 1909.05858): l > 0 ? l / r : l * r; 0 or 1: none */
     uint64_t seed;            /* the draw depends on (seed, position) alone: repeatable, in any order, on any slot */
 } colibri_sampling_t;
-#define COLIBRI_SAMPLING_INIT { sizeof(colibri_sampling_t) }
+#define COLIBRI_SAMPLING_INIT COLIBRI_INIT_(colibri_sampling_t)
 
 /* Choose the slot's next token from its latest logits (any output mode but HIDDEN). Order: penalty, temperature, top-k,
  * top-p, min-p, draw. NULL sampling is greedy. The token is not appended: pass it to colibri_set_input. [no alloc] */
@@ -320,7 +328,7 @@ typedef struct colibri_stats_t {
     uint64_t head_ns;
     uint64_t weight_bytes;       /* weight bytes read, each expert once per call and chunk that used it */
 } colibri_stats_t;
-#define COLIBRI_STATS_INIT { sizeof(colibri_stats_t) }
+#define COLIBRI_STATS_INIT COLIBRI_INIT_(colibri_stats_t)
 COLIBRI_API colibri_status_t colibri_stats(const colibri_t *ctx, colibri_stats_t *stats); /* since init or stats_reset [no alloc] */
 
 typedef struct colibri_expert_stats_t {
@@ -361,7 +369,7 @@ typedef struct colibri_pack_t {
     double squared_error;  /* out: sum of (w - stored w)^2, in the unrotated space */
     double squared_norm;   /* out: sum of w^2 */
 } colibri_pack_t;
-#define COLIBRI_PACK_INIT { sizeof(colibri_pack_t) }
+#define COLIBRI_PACK_INIT COLIBRI_INIT_(colibri_pack_t)
 /* Pack a matrix into tiles, padding included. NaN or infinity in src: COLIBRI_ERR_NOT_FINITE naming row and column. f32 to
  * f16 that overflows: COLIBRI_ERR_NOT_FINITE too. Same bytes on every machine. Thread-safe. Temporary memory: one row block. */
 COLIBRI_API colibri_status_t colibri_pack_matrix(colibri_pack_t *pack);

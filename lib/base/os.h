@@ -20,11 +20,20 @@ void *coli_os_alloc(uint64_t size);
 void coli_os_free(void *memory, uint64_t size);
 
 uint64_t coli_os_now_ns(void); /* monotonic; vDSO, no system call on Linux */
-uint64_t coli_os_process_id(void); /* to recognise a forked child (cached by the caller; a system call) */
-int coli_os_num_cores(void);   /* physical cores this process may run on (affinity and siblings respected), >= 1 */
+/* A page that a forked child sees zeroed (MADV_WIPEONFORK), so that a fork is noticed without a system call. new gives NULL where
+ * the system cannot do it: then forked() is always false. */
+void *coli_os_fork_guard_new(void);
+bool coli_os_forked(const void *guard);
+void coli_os_fork_guard_free(void *guard);
+int coli_os_num_cores(void);   /* physical cores this process may run on (affinity, siblings, CPU quota respected), >= 1. Reads files */
 
-/* Threads and waiting. Stack size is set explicitly (musl's default is 128 KiB). */
-typedef struct coli_os_thread { uint64_t handle[2]; } coli_os_thread_t;
+/* Threads and waiting. Stack size is set explicitly (musl's default is 128 KiB). The object stays in place until the thread is
+ * joined: the new thread reads `run` and `argument` from it. Signals of the process are left to the caller's threads. */
+typedef struct coli_os_thread {
+    uint64_t handle;
+    void (*run)(void *);
+    void *argument;
+} coli_os_thread_t;
 bool coli_os_thread_start(coli_os_thread_t *thread, void (*run)(void *), void *argument);
 void coli_os_thread_join(coli_os_thread_t *thread);
 void coli_os_wait(_Atomic uint32_t *word, uint32_t expected); /* sleep while *word == expected; may wake spuriously (futex) */

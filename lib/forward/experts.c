@@ -1,0 +1,279 @@
+/* experts.c: tokens are grouped by expert, so that each expert's weights are read once per chunk: gate and up products and
+ * SiLU, requantisation, down product, then each token's weighted sum in ascending expert order (DESIGN sections 6 and 8). */
+#include "forward/experts.h"
+
+#include <stdatomic.h>
+
+#include "base/math.h"
+#include "base/os.h"
+#include "forward/project.h"
+#include "forward/router.h"
+#include "model/residency.h"
+
+/* A set of MLPs of equal size, each with its own tokens: the routed experts, or one shared or dense MLP with all tokens. */
+typedef struct mlp_set {
+    colibri_t *s;
+    uint32_t layer;
+    const coli_mlp_t *single;  /* shared or dense MLP; NULL: the routed experts of b.moe */
+    coli_act_t x;              /* normed rows */
+    coli_act_t inner;          /* quantised rows of silu(gate) * up */
+    uint32_t n_mlps, n_rows;   /* n_rows: tokens or pairs */
+    uint32_t inner_stride;     /* pad128(intermediate) */
+    float *out;                /* [n_rows][H] */
+    uint32_t parts;            /* work items of one MLP */
+    uint32_t grain;            /* block pairs (gate, up) or blocks (down) of an item */
+} mlp_set_t;
+
+/* One MLP of the set and its rows. */
+typedef struct mlp_job {
+    coli_mlp_t mlp;
+    const uint32_t *tokens;    /* activation row of each row, or NULL: the same number */
+    uint32_t first, count;     /* its rows of inner and out */
+    uint32_t expert;
+} mlp_job_t;
+
+static mlp_job_t job_of(const mlp_set_t *set, uint32_t index) {
+    if (set->single) return (mlp_job_t){*set->single, NULL, 0, set->n_rows, 0};
+    const coli_moe_plan_t *plan = &set->s->b.moe;
+    uint32_t e = plan->active[index], first = plan->expert_begin[e];
+    return (mlp_job_t){coli_residency_expert(set->s->weights, set->layer, e), plan->pair_token + first, first,
+                       plan->expert_begin[e + 1] - first, e};
+}
+
+static void count_compute(const mlp_set_t *set, const mlp_job_t *job, uint64_t since) {
+    if (!set->single)
+        atomic_fetch_add_explicit(&set->s->counters.expert_compute_ns[job->expert], coli_os_now_ns() - since, memory_order_relaxed);
+}
+
+/* ---- gate, up and SiLU: block pairs of one MLP over tiles of its tokens ---- */
+
+static void gate_up_tile(const mlp_set_t *set, const mlp_job_t *job, uint32_t pair, uint32_t pairs, uint32_t row, uint32_t rows,
+                         float *scratch) {
+    const coli_kernels_t *kernels = set->s->kernels;
+    const coli_matrix_t *m = &job->mlp.gate_up;
+    uint32_t width = pairs * 2 * COLIBRI_TILE_ROWS, padded = coli_pad_rows(job->mlp.intermediate);
+    coli_matmul_t call = {.w = m->tiles + 2 * pair * m->block_bytes, .w_scale = m->scale ? m->scale + 2 * pair * COLIBRI_TILE_ROWS : NULL,
+                          .block_bytes = m->block_bytes, .n_blocks = 2 * pairs, .k = coli_pad_k(m->k), .x = &set->x,
+                          .rows = job->tokens ? job->tokens + row : NULL, .first_row = row, .n_tokens = rows, .y = scratch, .y_stride = width};
+    kernels->matmul[m->dtype](&call);
+    for (uint32_t r = 0; r < rows; r++) {
+        float *inner = set->s->b.inner + (uint64_t)(job->first + row + r) * set->inner_stride;
+        kernels->swiglu(scratch + (uint64_t)r * width, inner + (uint64_t)pair * COLIBRI_TILE_ROWS, pairs * COLIBRI_TILE_ROWS);
+        if ((pair + pairs) * COLIBRI_TILE_ROWS == padded) /* the row's end: padding of k */
+            memset(inner + padded, 0, (set->inner_stride - padded) * sizeof(float));
+    }
+}
+
+static void gate_up_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    const mlp_set_t *set = argument;
+    float *scratch = coli_thread_scratch(set->s, thread);
+    for (uint32_t item = begin; item < end; item++) {
+        uint64_t since = set->single ? 0 : coli_os_now_ns();
+        mlp_job_t job = job_of(set, item / set->parts);
+        uint32_t all = coli_pad_rows(job.mlp.intermediate) / COLIBRI_TILE_ROWS, pair = item % set->parts * set->grain;
+        uint32_t pairs = COLI_MIN(set->grain, all - pair);
+        for (uint32_t row = 0; row < job.count; row += COLI_TOKEN_TILE)
+            gate_up_tile(set, &job, pair, pairs, row, COLI_MIN(COLI_TOKEN_TILE, job.count - row), scratch);
+        count_compute(set, &job, since);
+    }
+}
+
+static void requantize_rows(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    mlp_set_t *set = argument;
+    for (uint32_t row = begin; row < end; row++)
+        coli_act_row(set->s->kernels, set->s->b.inner + (uint64_t)row * set->inner_stride, set->inner_stride,
+                     coli_thread_scratch(set->s, thread), row, &set->inner, NULL);
+}
+
+/* ---- down ---- */
+
+static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    (void)thread;
+    const mlp_set_t *set = argument;
+    for (uint32_t item = begin; item < end; item++) {
+        uint64_t since = set->single ? 0 : coli_os_now_ns();
+        mlp_job_t job = job_of(set, item / set->parts);
+        const coli_matrix_t *m = &job.mlp.down;
+        uint32_t block = item % set->parts * set->grain, all = coli_pad_rows(m->rows) / COLIBRI_TILE_ROWS;
+        coli_act_t x = coli_act_choose(m->dtype, &set->inner, set->s->b.inner, set->inner_stride);
+        coli_matmul_t call = {.w = m->tiles + block * m->block_bytes, .w_scale = m->scale ? m->scale + block * COLIBRI_TILE_ROWS : NULL,
+                              .block_bytes = m->block_bytes, .n_blocks = COLI_MIN(set->grain, all - block), .k = coli_pad_k(m->k),
+                              .x = &x, .first_row = job.first, .n_tokens = job.count,
+                              .y = set->out + (uint64_t)job.first * set->s->hidden_stride + block * COLIBRI_TILE_ROWS,
+                              .y_stride = set->s->hidden_stride};
+        set->s->kernels->matmul[m->dtype](&call);
+        count_compute(set, &job, since);
+    }
+}
+
+/* Cut every MLP of the set into equal parts of whole blocks and run `work` over all of them. */
+static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t most) {
+    set->grain = coli_block_grain(block_bytes, most);
+    set->parts = (blocks + set->grain - 1) / set->grain;
+    coli_pool_run(set->s->pool, work, set, set->n_mlps * set->parts, 1);
+}
+
+static void run_set(mlp_set_t *set) {
+    if (!set->n_mlps) return;
+    coli_mlp_t mlp = job_of(set, 0).mlp;
+    set->inner_stride = coli_pad_k(mlp.intermediate);
+    set->inner.stride = set->inner_stride;
+    run_parts(set, gate_up_items, coli_pad_rows(mlp.intermediate) / COLIBRI_TILE_ROWS, 2 * mlp.gate_up.block_bytes, COLI_PAIR_TILE);
+    if (mlp.down.dtype == COLIBRI_FILE_Q8) coli_pool_run(set->s->pool, requantize_rows, set, set->n_rows, 4);
+    uint32_t blocks = coli_pad_rows(mlp.down.rows) / COLIBRI_TILE_ROWS;
+    run_parts(set, down_items, blocks, mlp.down.block_bytes, blocks);
+}
+
+/* ---- the plan: token-expert pairs sorted by expert (counting sort) ---- */
+
+static void sort_by_expert(int32_t *ids, float *weights, uint32_t k) {
+    for (uint32_t i = 1; i < k; i++)
+        for (uint32_t j = i; j > 0 && ids[j - 1] > ids[j]; j--) {
+            int32_t id = ids[j]; ids[j] = ids[j - 1]; ids[j - 1] = id;
+            float weight = weights[j]; weights[j] = weights[j - 1]; weights[j - 1] = weight;
+        }
+}
+
+static void plan_pairs(colibri_t *s, uint32_t n) {
+    coli_moe_plan_t *plan = &s->b.moe;
+    uint32_t experts = s->weights->params->num_experts, k = s->options.top_k;
+    memset(plan->expert_begin, 0, (experts + 1) * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n * k; i++) plan->expert_begin[s->b.route_ids[i] + 1]++;
+    plan->n_active = 0;
+    for (uint32_t e = 0; e < experts; e++) {
+        if (plan->expert_begin[e + 1]) plan->active[plan->n_active++] = e;
+        plan->expert_begin[e + 1] += plan->expert_begin[e];
+    }
+    for (uint32_t t = 0; t < n; t++) {
+        sort_by_expert(s->b.route_ids + (uint64_t)t * k, s->b.route_weights + (uint64_t)t * k, k);
+        for (uint32_t i = t * k; i < (t + 1) * k; i++) {
+            uint32_t pair = plan->expert_begin[s->b.route_ids[i]]++; /* shifted back below */
+            plan->pair_token[pair] = t;
+            plan->token_pair[i] = pair;
+            plan->pair_weight[i] = s->b.route_weights[i];
+        }
+    }
+    for (uint32_t e = experts; e > 0; e--) plan->expert_begin[e] = plan->expert_begin[e - 1];
+    plan->expert_begin[0] = 0;
+}
+
+/* ---- stages over tokens ---- */
+
+typedef struct token_work {
+    colibri_t *s;
+    const coli_layer_t *layer;
+} token_work_t;
+
+static void norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    const token_work_t *work = argument;
+    colibri_t *s = work->s;
+    const coli_layer_t *layer = work->layer;
+    const colibri_file_params *p = s->weights->params;
+    uint32_t width = s->hidden_stride;
+    bool other = layer->is_moe ? layer->has_shared && layer->shared.gate_up.dtype == COLIBRI_FILE_Q8
+                               : layer->dense.gate_up.dtype == COLIBRI_FILE_Q8;
+    bool routed = layer->is_moe && layer->expert_dtype == COLIBRI_FILE_Q8;
+    for (uint32_t t = begin; t < end; t++) {
+        float *normed = s->b.normed + (uint64_t)t * width;
+        s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, layer->mlp_norm, normed, width, p->hidden_size, p->rms_norm_eps);
+        if (other || routed)
+            coli_act_row(s->kernels, normed, width, coli_thread_scratch(s, thread), t, other ? &s->b.act_other : NULL,
+                         routed ? &s->b.act_expert : NULL);
+    }
+}
+
+/* hidden += residual_scale * (sum over the token's experts, ascending, + gate * shared). Routed outputs only. */
+static void merge_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    const token_work_t *work = argument;
+    colibri_t *s = work->s;
+    const coli_moe_plan_t *plan = &s->b.moe;
+    uint32_t width = s->hidden_stride, k = s->options.top_k;
+    float *sum = coli_thread_scratch(s, thread);
+    for (uint32_t t = begin; t < end; t++) {
+        memset(sum, 0, width * sizeof(float));
+        for (uint32_t i = t * k; i < (t + 1) * k; i++)
+            s->kernels->axpy(plan->pair_weight[i], s->b.expert_out + (uint64_t)plan->token_pair[i] * width, sum, width);
+        if (work->layer->has_shared) {
+            float gate = 1;
+            if (work->layer->shared_gate.rows) gate = s->b.shared_gate[(uint64_t)t * COLIBRI_TILE_ROWS];
+            s->kernels->axpy(gate, s->b.projected + (uint64_t)t * width, sum, width);
+        }
+        s->kernels->axpy(s->weights->params->residual_scale, sum, s->b.hidden + (uint64_t)t * width, width);
+    }
+}
+
+static void dense_residual_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    (void)thread;
+    colibri_t *s = ((const token_work_t *)argument)->s;
+    uint32_t width = s->hidden_stride;
+    for (uint32_t t = begin; t < end; t++)
+        s->kernels->axpy(s->weights->params->residual_scale, s->b.projected + (uint64_t)t * width, s->b.hidden + (uint64_t)t * width, width);
+}
+
+static float sigmoid(float x) { return 1.0f / (1.0f + coli_expf(-x)); }
+
+/* b.shared_gate[t] = sigmoid(shared_gate . x) (Qwen2-MoE). */
+static void shared_gate_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    (void)thread;
+    const token_work_t *work = argument;
+    colibri_t *s = work->s;
+    const coli_matrix_t *m = &work->layer->shared_gate;
+    coli_act_t x = {.stride = s->hidden_stride, .f32 = s->b.normed};
+    float *gate = s->b.shared_gate + (uint64_t)begin * COLIBRI_TILE_ROWS;
+    coli_matmul_t call = {.w = m->tiles, .block_bytes = m->block_bytes, .n_blocks = 1, .k = coli_pad_k(m->k), .x = &x,
+                          .first_row = begin, .n_tokens = end - begin, .y = gate, .y_stride = COLIBRI_TILE_ROWS};
+    s->kernels->matmul[COLIBRI_FILE_F32](&call);
+    for (uint32_t t = 0; t < end - begin; t++) gate[(uint64_t)t * COLIBRI_TILE_ROWS] = sigmoid(gate[(uint64_t)t * COLIBRI_TILE_ROWS]);
+}
+
+static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge_ns) {
+    const coli_moe_plan_t *plan = &s->b.moe;
+    uint32_t experts = s->weights->params->num_experts;
+    colibri_expert_stats_t *rows = s->counters.experts + (uint64_t)layer * experts;
+    for (uint32_t i = 0; i < plan->n_active; i++) {
+        uint32_t e = plan->active[i], tokens = plan->expert_begin[e + 1] - plan->expert_begin[e];
+        rows[e].tokens += tokens;
+        rows[e].calls++;
+        rows[e].compute_ns += s->counters.expert_compute_ns[e];
+        rows[e].merge_ns += merge_ns * tokens / ((uint64_t)n * s->options.top_k);
+        s->counters.expert_compute_ns[e] = 0;
+        s->counters.totals.weight_bytes += coli_residency_expert(s->weights, layer, e).bytes;
+    }
+}
+
+static void run_single(colibri_t *s, uint32_t layer, const coli_mlp_t *mlp, uint32_t n) {
+    mlp_set_t set = {.s = s, .layer = layer, .single = mlp, .n_mlps = 1, .n_rows = n, .out = s->b.projected, .inner = s->b.act_inner};
+    set.inner.bits = s->options.other_bits;
+    set.x = coli_act_choose(mlp->gate_up.dtype, &s->b.act_other, s->b.normed, s->hidden_stride);
+    run_set(&set);
+    s->counters.totals.weight_bytes += mlp->bytes;
+}
+
+static void run_routed(colibri_t *s, uint32_t index, const coli_layer_t *layer, uint32_t n) {
+    mlp_set_t set = {.s = s, .layer = index, .n_mlps = s->b.moe.n_active, .n_rows = n * s->options.top_k, .out = s->b.expert_out,
+                     .inner = s->b.act_inner};
+    set.inner.bits = s->options.expert_bits;
+    set.x = coli_act_choose(layer->expert_dtype, &s->b.act_expert, s->b.normed, s->hidden_stride);
+    run_set(&set);
+}
+
+void coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {
+    const coli_layer_t *layer = &s->weights->layers[index];
+    token_work_t work = {s, layer};
+    coli_pool_run(s->pool, norm_tokens, &work, n, 4);
+    if (!layer->is_moe) {
+        run_single(s, index, &layer->dense, n);
+        coli_pool_run(s->pool, dense_residual_tokens, &work, n, 4);
+        return;
+    }
+    uint64_t since = coli_os_now_ns();
+    coli_router(s, layer, n);
+    plan_pairs(s, n);
+    s->counters.totals.router_ns += coli_os_now_ns() - since;
+    if (layer->has_shared) run_single(s, index, &layer->shared, n);
+    if (layer->shared_gate.rows) coli_pool_run(s->pool, shared_gate_tokens, &work, n, 16);
+    run_routed(s, index, layer, n);
+    since = coli_os_now_ns();
+    coli_pool_run(s->pool, merge_tokens, &work, n, 4);
+    count_layer(s, index, n, coli_os_now_ns() - since);
+}
