@@ -1,0 +1,300 @@
+/* os.c: files, memory, time, cores and threads on Linux, macOS and other POSIX systems; see os.h. Windows: os_windows.c. */
+#if !defined(_WIN32)
+#define _FILE_OFFSET_BITS 64
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+
+#include "base/os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+#include "base/status.h"
+
+#define HUGE_PAGE ((uint64_t)2 << 20)
+#define STACK_BYTES ((size_t)1 << 20)
+
+/* ---- Files ----------------------------------------------------------------------------------------------------------- */
+
+/* Instead of strerror, whose text depends on the locale and whose buffer is shared between threads. */
+static const char *reason(int error) {
+    switch (error) {
+        case EACCES: return "permission denied";
+        case EPERM: return "operation not permitted";
+        case EMFILE: return "this process has too many open files";
+        case ENFILE: return "the system has too many open files";
+        case ENOMEM: return "out of memory or address space";
+        case ENAMETOOLONG: return "the name is too long";
+        case ELOOP: return "too many symbolic links";
+        case EIO: return "input/output error";
+        case ENODEV: return "the file system cannot map files";
+        case EAGAIN: return "the file or too much memory is locked";
+        case EOVERFLOW: return "the file is too large for this process";
+        default: return "the system refused";
+    }
+}
+
+static colibri_status_t map_descriptor(int descriptor, const char *path, coli_file_map_t *map) {
+    struct stat about;
+    if (fstat(descriptor, &about) != 0)
+        return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s': %s (errno %d)", path, reason(errno), errno);
+    if (S_ISDIR(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory; expected a .colibri file", path);
+    if (!S_ISREG(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is not a regular file", path);
+    if (about.st_size <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty; expected a .colibri file", path);
+    if ((uint64_t)about.st_size > SIZE_MAX / 2)
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' is larger than this machine's address space", path);
+    void *data = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (data == MAP_FAILED) return coli_fail(COLIBRI_ERR_IO, "cannot map '%.300s': %s (errno %d)", path, reason(errno), errno);
+    map->data = data;
+    map->size = (uint64_t)about.st_size;
+    return COLIBRI_OK;
+}
+
+colibri_status_t coli_os_map(const char *path, coli_file_map_t *map) {
+    int descriptor;
+    /* O_NONBLOCK: a named pipe must give an error, not wait for a writer. It changes nothing for regular files. */
+    do descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    while (descriptor < 0 && errno == EINTR);
+    if (descriptor < 0) {
+        if (errno == ENOENT || errno == ENOTDIR) return coli_fail(COLIBRI_ERR_NOT_FOUND, "there is no file '%.300s'", path);
+        return coli_fail(COLIBRI_ERR_IO, "cannot open '%.300s': %s (errno %d)", path, reason(errno), errno);
+    }
+    colibri_status_t status = map_descriptor(descriptor, path, map);
+    close(descriptor);
+    return status;
+}
+
+void coli_os_unmap(coli_file_map_t *map) {
+    if (map->data) munmap((void *)(uintptr_t)map->data, (size_t)map->size);
+    map->data = NULL;
+    map->size = 0;
+}
+
+void coli_os_will_need(const void *data, uint64_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)data & ~(page - 1);
+    (void)posix_madvise((void *)start, (size_t)(size + ((uintptr_t)data - start)), POSIX_MADV_WILLNEED);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+
+static void *map_zeroed(uint64_t size) {
+    if (size > SIZE_MAX) return NULL;
+    void *memory = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void *coli_os_alloc(uint64_t size) {
+    if (size == 0) return NULL;
+#if defined(MADV_HUGEPAGE)
+    /* Huge pages begin at multiples of their size: ask for one more and give back the ends. */
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), kept;
+    if (size >= HUGE_PAGE && page < HUGE_PAGE && coli_add64(size, HUGE_PAGE + page, &kept)) {
+        kept = (size + page - 1) & ~(page - 1);
+        uint8_t *memory = map_zeroed(kept + HUGE_PAGE);
+        if (memory) {
+            uint64_t head = (0 - (uint64_t)(uintptr_t)memory) & (HUGE_PAGE - 1);
+            if (head) munmap(memory, (size_t)head);
+            munmap(memory + head + kept, (size_t)(HUGE_PAGE - head));
+            (void)madvise(memory + head, (size_t)kept, MADV_HUGEPAGE); /* where the system has none: ordinary pages */
+            return memory + head;
+        }
+    }
+#endif
+    return map_zeroed(size);
+}
+
+void coli_os_free(void *memory, uint64_t size) {
+    if (memory) munmap(memory, (size_t)size); /* the kernel rounds up to whole pages, as it did when mapping */
+}
+
+/* ---- Time, forks, cores ------------------------------------------------------------------------------------------------ */
+
+uint64_t coli_os_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#if defined(__linux__) && !defined(MADV_WIPEONFORK)
+#define MADV_WIPEONFORK 18 /* Linux 4.14; older headers do not name it, older kernels refuse it */
+#endif
+
+void *coli_os_fork_guard_new(void) {
+#if defined(MADV_WIPEONFORK)
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *guard = map_zeroed(page);
+    if (guard && madvise(guard, page, MADV_WIPEONFORK) == 0) {
+        *guard = 1;
+        return guard;
+    }
+    coli_os_free(guard, page);
+#endif
+    return NULL;
+}
+
+bool coli_os_forked(const void *guard) { return guard && *(const volatile uint8_t *)guard == 0; }
+
+void coli_os_fork_guard_free(void *guard) { coli_os_free(guard, (uint64_t)sysconf(_SC_PAGESIZE)); }
+
+#if defined(__linux__)
+#define MAX_CPUS 8192
+#define CPU_WORDS (MAX_CPUS / 64)
+
+/* The first `capacity - 1` bytes of a small file, zero-terminated; false if it cannot be read. */
+static bool read_small_file(const char *path, char *text, size_t capacity) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return false;
+    ssize_t length = read(descriptor, text, capacity - 1);
+    close(descriptor);
+    if (length <= 0) return false;
+    text[length] = '\0';
+    return true;
+}
+
+/* The number at *text, which moves past it; -1 where there is none. */
+static int64_t read_number(const char **text) {
+    if (**text < '0' || **text > '9') return -1;
+    int64_t value = 0;
+    for (; **text >= '0' && **text <= '9' && value < INT64_MAX / 20; (*text)++) value = value * 10 + (**text - '0');
+    return value;
+}
+
+/* The lowest-numbered hardware thread of the core that `cpu` belongs to: what siblings have in common. */
+static int64_t core_of(int cpu) {
+    char path[96], text[64];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    if (!read_small_file(path, text, sizeof text)) return cpu;
+    const char *position = text;
+    int64_t first = read_number(&position);
+    return first >= 0 && first < MAX_CPUS ? first : cpu;
+}
+
+/* CPUs' worth of time that a container's quota allows, rounded up; INT_MAX without one. */
+static int cpu_quota(void) {
+    char text[64];
+    if (!read_small_file("/sys/fs/cgroup/cpu.max", text, sizeof text)) return INT32_MAX; /* "200000 100000" or "max 100000" */
+    const char *position = text;
+    int64_t quota = read_number(&position);
+    if (quota < 0 || *position != ' ') return INT32_MAX;
+    position++;
+    int64_t period = read_number(&position);
+    if (period <= 0 || quota / period >= INT32_MAX) return INT32_MAX;
+    return (int)COLI_MAX((quota + period - 1) / period, 1);
+}
+
+int coli_os_num_cores(void) {
+    unsigned long allowed[MAX_CPUS / (8 * sizeof(unsigned long))] = {0};
+    uint64_t counted[CPU_WORDS] = {0}; /* by core_of */
+    if (sched_getaffinity(0, sizeof allowed, (cpu_set_t *)allowed) != 0) return 1;
+    int cores = 0;
+    for (int cpu = 0; cpu < MAX_CPUS; cpu++) {
+        size_t bits = 8 * sizeof(unsigned long);
+        if (!(allowed[(size_t)cpu / bits] >> ((size_t)cpu % bits) & 1)) continue;
+        uint64_t core = (uint64_t)core_of(cpu), mask = (uint64_t)1 << core % 64;
+        if (!(counted[core / 64] & mask)) cores++;
+        counted[core / 64] |= mask;
+    }
+    return COLI_MAX(COLI_MIN(cores, cpu_quota()), 1);
+}
+#elif defined(__APPLE__)
+int coli_os_num_cores(void) {
+    int cores = 1;
+    size_t size = sizeof cores;
+    if (sysctlbyname("hw.physicalcpu", &cores, &size, NULL, 0) != 0) return 1;
+    return COLI_MAX(cores, 1);
+}
+#else
+int coli_os_num_cores(void) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores > 0 && cores < INT32_MAX ? (int)cores : 1;
+}
+#endif
+
+/* ---- Threads ----------------------------------------------------------------------------------------------------------- */
+
+static void *thread_main(void *thread_object) {
+    coli_os_thread_t *thread = thread_object;
+    thread->run(thread->argument);
+    return NULL;
+}
+
+bool coli_os_thread_start(coli_os_thread_t *thread, void (*run)(void *), void *argument) {
+    pthread_attr_t attributes;
+    pthread_t handle;
+    sigset_t all, before;
+    thread->run = run;
+    thread->argument = argument;
+    if (pthread_attr_init(&attributes) != 0) return false;
+    bool started = pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0;
+    sigfillset(&all); /* the host's signal handlers never run on our stacks */
+    started = started && pthread_sigmask(SIG_SETMASK, &all, &before) == 0;
+    if (started) {
+        started = pthread_create(&handle, &attributes, thread_main, thread) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    pthread_attr_destroy(&attributes);
+    if (started) thread->handle = (uint64_t)(uintptr_t)handle;
+    return started;
+}
+
+void coli_os_thread_join(coli_os_thread_t *thread) { pthread_join((pthread_t)(uintptr_t)thread->handle, NULL); }
+
+#if defined(__linux__)
+void coli_os_wait(_Atomic uint32_t *word, uint32_t expected) {
+    int before = errno;
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+    errno = before;
+}
+
+void coli_os_wake(_Atomic uint32_t *word, bool all) {
+    int before = errno;
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, all ? INT32_MAX : 1, NULL, NULL, 0);
+    errno = before;
+}
+#else
+/* No futex: one condition for all sleepers of the process. Waking is rare, and each sleeper looks at its own word again. */
+static pthread_mutex_t wait_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wait_condition = PTHREAD_COND_INITIALIZER;
+
+void coli_os_wait(_Atomic uint32_t *word, uint32_t expected) {
+    pthread_mutex_lock(&wait_mutex);
+    if (atomic_load(word) == expected) pthread_cond_wait(&wait_condition, &wait_mutex);
+    pthread_mutex_unlock(&wait_mutex);
+}
+
+void coli_os_wake(_Atomic uint32_t *word, bool all) {
+    (void)word, (void)all;
+    pthread_mutex_lock(&wait_mutex);
+    pthread_cond_broadcast(&wait_condition);
+    pthread_mutex_unlock(&wait_mutex);
+}
+#endif
+
+void coli_os_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#else
+typedef int coli_os_not_posix; /* ISO C wants a declaration in every file */
+#endif

@@ -1,0 +1,168 @@
+/* threads.c: the pool of workers that every parallel region of the forward pass runs on; see threads.h.
+ *
+ * A region is `chunks` pieces of `grain` items. Two words carry it:
+ *
+ *     chunks_left  pieces not yet taken. Whoever lowers it from n to n - 1 owns piece number chunks - n. The region's
+ *                  description is written before chunks_left is raised and stays until the owner reports its piece, so it is
+ *                  read only after a piece was taken. A worker that comes late finds zero, or a piece of the next region:
+ *                  both are right. Hence nobody waits for workers that never woke up, which is what keeps eight threads on
+ *                  two cores, or a busy neighbour, from stopping everybody.
+ *     unfinished   pieces taken or not, but not reported; the top bit says that the caller sleeps on this word.
+ *
+ * Between regions workers watch `epoch` for a moment and then sleep on it. */
+#include "base/threads.h"
+
+#include <stdatomic.h>
+
+#include "base/os.h"
+#include "base/status.h"
+
+#define CALLER_SLEEPS 0x80000000u
+#define SPIN_NS 30000        /* about what two futex calls and a wake-up cost */
+#define SPIN_CROWDED_NS 1000 /* more threads than cores: whoever spins keeps another from working */
+
+typedef struct worker {
+    coli_os_thread_t thread;
+    coli_pool_t *pool;
+    uint32_t number; /* 1 ... num_threads - 1 */
+} worker_t;
+
+struct coli_pool {
+    /* The region's description, written by the caller while chunks_left is zero. */
+    coli_work_fn work;
+    void *argument;
+    uint32_t items, grain, chunks;
+    uint32_t num_threads;
+    uint32_t num_started; /* workers to join */
+    uint32_t spin_ns;
+    worker_t *workers; /* [num_threads - 1] */
+
+    _Alignas(COLI_ALIGN) _Atomic uint32_t chunks_left;
+    _Alignas(COLI_ALIGN) _Atomic uint32_t unfinished;
+    _Alignas(COLI_ALIGN) _Atomic uint32_t epoch; /* raised for every region and for stopping */
+    _Atomic uint32_t sleepers;                   /* workers that sleep on epoch or are about to */
+    _Atomic uint32_t stopping;
+};
+
+uint64_t coli_pool_size(uint32_t num_threads) {
+    return coli_pad(sizeof(coli_pool_t), COLI_ALIGN) + coli_pad((size_t)num_threads * sizeof(worker_t), COLI_ALIGN);
+}
+
+uint32_t coli_pool_num_threads(const coli_pool_t *pool) { return pool->num_threads; }
+
+/* Watch *word until it equals `value` (until_equal) or differs from it, for at most spin_ns. True if that came. The clock is
+ * asked only now and then. */
+static bool spin(const coli_pool_t *pool, _Atomic uint32_t *word, uint32_t value, bool until_equal) {
+    uint64_t start = coli_os_now_ns();
+    do {
+        for (int i = 0; i < 32; i++) {
+            if ((atomic_load_explicit(word, memory_order_acquire) == value) == until_equal) return true;
+            coli_os_relax();
+        }
+    } while (coli_os_now_ns() - start < pool->spin_ns);
+    return false;
+}
+
+/* Take pieces and work on them until none is left. Returns how many were done: not yet reported. */
+static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
+    uint32_t done = 0, left = atomic_load_explicit(&pool->chunks_left, memory_order_relaxed);
+    while (left != 0) {
+        if (!atomic_compare_exchange_weak_explicit(&pool->chunks_left, &left, left - 1, memory_order_acquire, memory_order_relaxed))
+            continue;
+        uint32_t begin = (pool->chunks - left) * pool->grain;
+        uint32_t end = pool->items - begin > pool->grain ? begin + pool->grain : pool->items;
+        pool->work(pool->argument, begin, end, thread);
+        done++;
+        left = atomic_load_explicit(&pool->chunks_left, memory_order_relaxed);
+    }
+    return done;
+}
+
+static void worker_main(void *argument) {
+    worker_t *worker = argument;
+    coli_pool_t *pool = worker->pool;
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&pool->epoch, memory_order_acquire);
+        if (atomic_load_explicit(&pool->stopping, memory_order_relaxed)) return;
+        uint32_t done = work_on_chunks(pool, worker->number);
+        if (done) {
+            uint32_t before = atomic_fetch_sub_explicit(&pool->unfinished, done, memory_order_acq_rel);
+            if (before - done == CALLER_SLEEPS) coli_os_wake(&pool->unfinished, false);
+        }
+        if (spin(pool, &pool->epoch, seen, false)) continue;
+        /* Sequentially consistent against the caller's raise of epoch and look at sleepers: one of us sees the other. */
+        atomic_fetch_add(&pool->sleepers, 1);
+        while (atomic_load(&pool->epoch) == seen) coli_os_wait(&pool->epoch, seen);
+        atomic_fetch_sub(&pool->sleepers, 1);
+    }
+}
+
+/* Raise epoch and wake as many sleepers as there is work for. */
+static void call_workers(coli_pool_t *pool, uint32_t wanted) {
+    atomic_fetch_add(&pool->epoch, 1);
+    uint32_t asleep = atomic_load(&pool->sleepers);
+    if (asleep == 0) return;
+    if (wanted >= asleep) {
+        coli_os_wake(&pool->epoch, true);
+    } else {
+        for (uint32_t i = 0; i < wanted; i++) coli_os_wake(&pool->epoch, false);
+    }
+}
+
+/* Report the caller's own pieces and wait for the others'. */
+static void wait_for_workers(coli_pool_t *pool, uint32_t done) {
+    uint32_t left = atomic_fetch_sub_explicit(&pool->unfinished, done, memory_order_acq_rel) - done;
+    if (left == 0 || spin(pool, &pool->unfinished, 0, true)) return;
+    left = atomic_fetch_or_explicit(&pool->unfinished, CALLER_SLEEPS, memory_order_acq_rel) | CALLER_SLEEPS;
+    while (left != CALLER_SLEEPS) {
+        coli_os_wait(&pool->unfinished, left);
+        left = atomic_load_explicit(&pool->unfinished, memory_order_acquire);
+    }
+}
+
+void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain) {
+    COLI_ASSERT(grain >= 1 && items < CALLER_SLEEPS);
+    if (items == 0) return;
+    if (pool->num_threads == 1 || items <= grain) {
+        work(argument, 0, items, 0);
+        return;
+    }
+    pool->work = work;
+    pool->argument = argument;
+    pool->items = items;
+    pool->grain = grain;
+    pool->chunks = items / grain + (items % grain != 0);
+    atomic_store_explicit(&pool->unfinished, pool->chunks, memory_order_relaxed);
+    atomic_store_explicit(&pool->chunks_left, pool->chunks, memory_order_release);
+    call_workers(pool, COLI_MIN(pool->chunks, pool->num_threads) - 1);
+    wait_for_workers(pool, work_on_chunks(pool, 0));
+}
+
+coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
+    COLI_ASSERT(num_threads >= 1 && num_threads <= COLI_MAX_THREADS && (uintptr_t)memory % COLI_ALIGN == 0);
+    memset(memory, 0, coli_pool_size(num_threads));
+    coli_pool_t *pool = memory;
+    pool->num_threads = num_threads;
+    pool->workers = (worker_t *)((uint8_t *)memory + coli_pad(sizeof(coli_pool_t), COLI_ALIGN));
+    if (num_threads > 1) pool->spin_ns = num_threads <= (uint32_t)coli_os_num_cores() ? SPIN_NS : SPIN_CROWDED_NS;
+    for (uint32_t i = 0; i + 1 < num_threads; i++) {
+        worker_t *worker = &pool->workers[i];
+        worker->pool = pool;
+        worker->number = i + 1;
+        if (!coli_os_thread_start(&worker->thread, worker_main, worker)) {
+            coli_pool_stop(pool);
+            coli_fail(COLIBRI_ERR_THREAD, "the system refused to start thread %u of %u; ask for fewer (num_threads)", i + 2, num_threads);
+            return NULL;
+        }
+        pool->num_started++;
+    }
+    return pool;
+}
+
+void coli_pool_stop(coli_pool_t *pool) {
+    if (pool->num_started == 0) return;
+    atomic_store_explicit(&pool->stopping, 1, memory_order_relaxed);
+    call_workers(pool, pool->num_threads);
+    for (uint32_t i = 0; i < pool->num_started; i++) coli_os_thread_join(&pool->workers[i].thread);
+    pool->num_started = 0;
+}
