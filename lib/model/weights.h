@@ -64,7 +64,7 @@ struct colibri_model_t {
 
 /* View the directory (already checked) as weights; `layers` has room for num_layers. Cannot fail. */
 void coli_weights_view(const coli_directory_t *directory, coli_layer_t *layers, coli_weights_t *weights);
-/* Unpadded parameters of all tensors, and the weight bytes (scales included) of the products one decoded token takes part in. */
+/* Unpadded parameters of all tensors, and the weight bytes (scales included) of products one decoded token takes part in. */
 void coli_weights_totals(const coli_directory_t *directory, uint64_t *num_parameters, uint64_t *active_bytes);
 /* The MLP at an address, as stored in COLIBRI_ROLE_EXPERTS, _SHARED_EXPERT, _DENSE_MLP. */
 coli_mlp_t coli_mlp_view(const uint8_t *data, uint32_t dtype, uint32_t intermediate, uint32_t hidden);
