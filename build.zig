@@ -59,6 +59,8 @@ const tests = [_][]const u8{
     "test_base",
     "test_threads",
     "test_math",
+    "test_kernels",
+    "test_pack",
     "test_format",
 };
 

@@ -16,6 +16,8 @@
 
 #include "base/base.h"
 
+#define COLI_MAX_Q8_K 131072 /* up to here every integer sum of a q8 product fits 32 bits */
+
 /* Activation rows as one matrix product wants them: f32 for f32/f16/bf16 weights, rotated and quantised for q8. */
 typedef struct coli_act {
     uint32_t stride;   /* elements (floats, or int8) from row to row: padded k, multiple of 128 */

@@ -1,0 +1,363 @@
+/* compare.h: every entry of two kernel tables on the same random inputs: the outputs must agree bit for bit (any NaN equals any
+ * NaN). Rows end at a page that may not be touched, where the system offers that, and lie between canaries: a kernel that reads
+ * or writes past them is found. Used by tests/c/test_kernels.c and tests/kernels/emulated.c. */
+#ifndef COMPARE_H
+#define COMPARE_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../c/check.h"
+#include "base/math.h"
+#include "kernels/kernels.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#  include <sys/mman.h>
+#  include <unistd.h>
+#  define GUARD_PAGES 1
+#endif
+
+/* ---- Random numbers and guarded memory ---- */
+
+static uint64_t rng_state = 88172645463325252u;
+static uint32_t rng(void) { /* xorshift64* */
+    rng_state ^= rng_state >> 12;
+    rng_state ^= rng_state << 25;
+    rng_state ^= rng_state >> 27;
+    return (uint32_t)((rng_state * 2685821657736338717u) >> 32);
+}
+static float rng_float(void) { return (float)(int32_t)rng() * 0x1p-31f; }
+
+enum { PLAIN, WIDE, SPECIAL, NUM_KINDS };
+
+static float from_bits(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* PLAIN: [-1, 1). WIDE: every exponent, subnormals too. SPECIAL: some zeros, infinities and NaNs among plain ones. */
+static float rng_kind(int kind) {
+    static const uint32_t special[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x80000000u, 0, 0x7f7fffffu, 0x00000001u, 0xffc00001u };
+    uint32_t u = rng();
+    if (kind == WIDE) return from_bits((u & 0x7f800000u) == 0x7f800000u ? u & 0xbfffffffu : u);
+    if (kind == SPECIAL && u % 16 == 0) return from_bits(special[(u >> 8) % 8]);
+    return rng_float();
+}
+
+#define CANARY 0xa5
+#define GUARD 256 /* bytes before the rows, and after them where no page stops a kernel */
+
+typedef struct guarded {
+    uint8_t *data, *base;
+    size_t bytes, mapped;
+} guarded_t;
+
+static guarded_t guarded_new(size_t bytes) { /* bytes: multiple of 64; all canary */
+    guarded_t g = { .bytes = bytes };
+#ifdef GUARD_PAGES
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), body = (bytes + GUARD + page - 1) / page * page;
+    g.mapped = body + page;
+    g.base = mmap(NULL, g.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+    if (g.base == MAP_FAILED || mprotect(g.base + body, page, PROT_NONE)) abort();
+    g.data = g.base + body - bytes;
+    memset(g.base, CANARY, body);
+#else
+    g.mapped = bytes + 2 * GUARD + 64;
+    g.base = malloc(g.mapped);
+    if (!g.base) abort();
+    g.data = (uint8_t *)(((uintptr_t)g.base + GUARD + 63) & ~(uintptr_t)63);
+    memset(g.base, CANARY, g.mapped);
+#endif
+    return g;
+}
+
+static void guarded_free(guarded_t *g) {
+    size_t damaged = 0;
+    for (uint8_t *p = g->data - GUARD; p < g->data; p++) damaged += *p != CANARY;
+#ifdef GUARD_PAGES
+    CHECK_EQ(damaged, 0);
+    munmap(g->base, g->mapped);
+#else
+    for (uint8_t *p = g->data + g->bytes; p < g->data + g->bytes + GUARD; p++) damaged += *p != CANARY;
+    CHECK_EQ(damaged, 0);
+    free(g->base);
+#endif
+}
+
+static float *floats(const guarded_t *g) { return (float *)(void *)g->data; }
+
+static guarded_t guarded_floats(size_t n, int kind) {
+    guarded_t g = guarded_new(n * 4);
+    for (size_t i = 0; i < n; i++) floats(&g)[i] = rng_kind(kind);
+    return g;
+}
+
+static guarded_t guarded_copy(const guarded_t *from) {
+    guarded_t g = guarded_new(from->bytes);
+    memcpy(g.data, from->data, from->bytes);
+    return g;
+}
+
+/* Compared as floats; canaries in gaps between rows are not NaN and are compared with the rest. */
+static size_t differing_floats(const float *a, const float *b, size_t n) {
+    size_t differing = 0;
+    for (size_t i = 0; i < n; i++) differing += memcmp(&a[i], &b[i], 4) != 0 && !(a[i] != a[i] && b[i] != b[i]);
+    return differing;
+}
+
+static int report(size_t differing, const char *isa, const char *what, unsigned a, unsigned b, unsigned c, unsigned d) {
+    check_count++;
+    if (differing == 0) return 1;
+    check_failures++;
+    fprintf(stderr, "%s %s(%u, %u, %u, %u): %zu numbers differ from the reference\n", isa, what, a, b, c, d, differing);
+    return 0;
+}
+
+/* ---- Matrix products ---- */
+
+enum { NUM_ROWS = 40 }; /* activation rows to choose from */
+
+static void make_activations(coli_act_t *x, guarded_t parts[6], uint32_t k, uint32_t bits, int kind) {
+    parts[0] = guarded_floats(bits ? 16 : (size_t)NUM_ROWS * k, kind);
+    parts[1] = guarded_new(bits ? (size_t)NUM_ROWS * k : 64);
+    parts[2] = guarded_new(bits ? (size_t)NUM_ROWS * k : 64);
+    parts[3] = guarded_floats(48, PLAIN);
+    parts[4] = guarded_new(48 * 4);
+    parts[5] = guarded_new(48 * 4);
+    *x = (coli_act_t){ k, bits, floats(&parts[0]), (int8_t *)parts[1].data, (int8_t *)parts[2].data, floats(&parts[3]),
+                       (int32_t *)(void *)parts[4].data, (int32_t *)(void *)parts[5].data };
+    for (uint32_t row = 0; bits && row < NUM_ROWS; row++) {
+        x->sum_hi[row] = x->sum_lo[row] = 0;
+        for (uint32_t c = 0; c < k; c++) {
+            int8_t hi = (int8_t)((int)(rng() % 255) - 127), lo = (int8_t)((int)(rng() % 128) - 64);
+            if (kind == WIDE) hi = 127, lo = -64;
+            x->hi[(size_t)row * k + c] = hi;
+            x->lo[(size_t)row * k + c] = lo;
+            x->sum_hi[row] += hi;
+            x->sum_lo[row] += lo;
+        }
+        if (kind == SPECIAL && row == 3) x->scale[row] = from_bits(0x7fc00000u);
+    }
+}
+
+/* Bytes of n_blocks blocks. q8 in WIDE: extremes, and -128, which no converter writes but a file may hold. */
+static guarded_t make_weights(uint32_t type, uint32_t k, uint32_t n_blocks, int kind) {
+    static const uint32_t element[] = { 4, 2, 2, 1 };
+    size_t n = (size_t)n_blocks * 16 * k;
+    guarded_t g = guarded_new(n * element[type]);
+    for (size_t i = 0; i < n; i++) {
+        if (type == COLIBRI_FILE_F32) floats(&g)[i] = rng_kind(kind);
+        if (type == COLIBRI_FILE_F16) ((uint16_t *)(void *)g.data)[i] = kind == WIDE ? (uint16_t)rng() : coli_f32_to_f16(rng_kind(kind));
+        if (type == COLIBRI_FILE_BF16) ((uint16_t *)(void *)g.data)[i] = coli_f32_to_bf16(rng_kind(kind));
+        if (type == COLIBRI_FILE_Q8) g.data[i] = kind == WIDE ? (uint8_t)(rng() % 2 ? 127 : 128) : (uint8_t)rng();
+    }
+    return g;
+}
+
+static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t type, uint32_t bits, uint32_t k,
+                           uint32_t n_blocks, uint32_t n_tokens, int kind) {
+    coli_act_t x;
+    guarded_t parts[6], w = make_weights(type, k, n_blocks, kind), scale = guarded_floats((size_t)n_blocks * 16, PLAIN);
+    uint32_t rows[NUM_ROWS], stride = n_blocks * 16 + 16 * (rng() % 2);
+    guarded_t ya = guarded_new((size_t)n_tokens * stride * 4), yb = guarded_new((size_t)n_tokens * stride * 4);
+    make_activations(&x, parts, k, bits, kind);
+    for (int i = 0; i < NUM_ROWS; i++) rows[i] = rng() % NUM_ROWS;
+    coli_matmul_t m = { .w = w.data, .w_scale = type == COLIBRI_FILE_Q8 ? floats(&scale) : NULL, .block_bytes = w.bytes / n_blocks,
+                        .n_blocks = n_blocks, .k = k, .x = &x, .rows = rng() % 2 ? rows : NULL,
+                        .first_row = rng() % (NUM_ROWS - n_tokens + 1), .n_tokens = n_tokens, .y_stride = stride };
+    m.y = floats(&ya);
+    ref->matmul[type](&m);
+    m.y = floats(&yb);
+    other->matmul[type](&m);
+    report(differing_floats(floats(&ya), floats(&yb), (size_t)n_tokens * stride), other->name, "matmul", type, k, n_blocks, n_tokens);
+    for (int i = 0; i < 6; i++) guarded_free(&parts[i]);
+    guarded_free(&w);
+    guarded_free(&scale);
+    guarded_free(&ya);
+    guarded_free(&yb);
+}
+
+static void compare_products(const coli_kernels_t *ref, const coli_kernels_t *other) {
+    static const uint32_t tokens[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33 };
+    for (uint32_t type = 0; type < 4; type++)
+        for (uint32_t bits = type == 3 ? 8 : 0; bits <= (type == 3 ? 16u : 0u); bits += 8) {
+            for (uint32_t i = 0; i < 11; i++)
+                for (uint32_t n_blocks = 1; n_blocks <= 9; n_blocks++)
+                    compare_matmul(ref, other, type, bits, 128, n_blocks, tokens[i], (int)(rng() % NUM_KINDS));
+            compare_matmul(ref, other, type, bits, 384, 3, 5, SPECIAL);
+            compare_matmul(ref, other, type, bits, 1408, 2, 7, PLAIN);
+            compare_matmul(ref, other, type, bits, 4096, 1, 2, PLAIN);
+        }
+    compare_matmul(ref, other, COLIBRI_FILE_Q8, 8, COLI_MAX_Q8_K, 1, 1, WIDE); /* the largest sums */
+    compare_matmul(ref, other, COLIBRI_FILE_Q8, 16, COLI_MAX_Q8_K, 1, 1, WIDE);
+}
+
+/* ---- Activations and vectors ---- */
+
+static void compare_hadamard(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t k, uint32_t block, int kind) {
+    guarded_t a = guarded_floats(k, kind), b = guarded_copy(&a);
+    ref->hadamard(floats(&a), k, block);
+    other->hadamard(floats(&b), k, block);
+    report(differing_floats(floats(&a), floats(&b), k), other->name, "hadamard", k, block, (unsigned)kind, 0);
+    guarded_free(&a);
+    guarded_free(&b);
+}
+
+static guarded_t quantizer_input(uint32_t k, int kind, float magnitude) {
+    guarded_t x = guarded_floats(k, kind);
+    for (uint32_t i = 0; i < k; i++) floats(&x)[i] *= magnitude;
+    for (uint32_t i = 0; kind == PLAIN && i < k; i += 3) floats(&x)[i] = (float)((int)(rng() % 255) - 127) * 0.5f * magnitude; /* ties */
+    return x;
+}
+
+static void compare_quantize(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t k, int kind, float magnitude) {
+    guarded_t x = quantizer_input(k, kind, magnitude), hi[2], lo[2];
+    float scale[2];
+    int32_t sum_hi[2], sum_lo[2];
+    for (int i = 0; i < 2; i++) {
+        hi[i] = guarded_new(k);
+        lo[i] = guarded_new(k);
+        (i ? other : ref)->quantize8(floats(&x), k, (int8_t *)hi[i].data, &scale[i], &sum_hi[i]);
+    }
+    size_t differing = (memcmp(hi[0].data, hi[1].data, k) != 0) + (sum_hi[0] != sum_hi[1]) + differing_floats(&scale[0], &scale[1], 1);
+    report(differing, other->name, "quantize8", k, (unsigned)kind, 0, 0);
+    for (int i = 0; i < 2; i++)
+        (i ? other : ref)->quantize16(floats(&x), k, (int8_t *)hi[i].data, (int8_t *)lo[i].data, &scale[i], &sum_hi[i], &sum_lo[i]);
+    differing = (memcmp(hi[0].data, hi[1].data, k) != 0) + (memcmp(lo[0].data, lo[1].data, k) != 0) + (sum_hi[0] != sum_hi[1]) +
+                (sum_lo[0] != sum_lo[1]) + differing_floats(&scale[0], &scale[1], 1);
+    report(differing, other->name, "quantize16", k, (unsigned)kind, 0, 0);
+    for (int i = 0; i < 2; i++) {
+        guarded_free(&hi[i]);
+        guarded_free(&lo[i]);
+    }
+    guarded_free(&x);
+}
+
+static void compare_fit8(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t k, float inverse) {
+    guarded_t x = guarded_floats(k, PLAIN);
+    float a[3], b[3];
+    ref->fit8(floats(&x), k, inverse, a);
+    other->fit8(floats(&x), k, inverse, b);
+    report(differing_floats(a, b, 3), other->name, "fit8", k, 0, 0, 0);
+    guarded_free(&x);
+}
+
+static void compare_rms_norm(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t k, uint32_t n, int kind) {
+    guarded_t x = guarded_floats(k, kind), w = guarded_floats(k, PLAIN), a = guarded_new(k * 4), b = guarded_copy(&x);
+    float sums[4];
+    sums[0] = ref->rms_norm(floats(&x), floats(&w), floats(&a), k, n, 1e-5f);
+    sums[1] = other->rms_norm(floats(&b), floats(&w), floats(&b), k, n, 1e-5f); /* in place */
+    sums[2] = ref->rms_norm(floats(&x), NULL, NULL, k, n, 0);
+    sums[3] = other->rms_norm(floats(&x), NULL, NULL, k, n, 0);
+    size_t differing = differing_floats(floats(&a), floats(&b), k) + differing_floats(&sums[0], &sums[1], 1) +
+                       differing_floats(&sums[2], &sums[3], 1) + differing_floats(&sums[0], &sums[2], 1);
+    report(differing, other->name, "rms_norm", k, n, (unsigned)kind, 0);
+    guarded_free(&x);
+    guarded_free(&w);
+    guarded_free(&a);
+    guarded_free(&b);
+}
+
+static void compare_vectors(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t n, int kind) {
+    guarded_t x = guarded_floats(2 * (size_t)n, kind), a = guarded_floats(n, kind), b = guarded_copy(&a);
+    float factor = rng_kind(kind);
+    ref->axpy(factor, floats(&x), floats(&a), n);
+    other->axpy(factor, floats(&x), floats(&b), n);
+    report(differing_floats(floats(&a), floats(&b), n), other->name, "axpy", n, (unsigned)kind, 0, 0);
+    memcpy(b.data, a.data, a.bytes);
+    ref->add(floats(&x), floats(&a), n);
+    other->add(floats(&x), floats(&b), n);
+    report(differing_floats(floats(&a), floats(&b), n), other->name, "add", n, (unsigned)kind, 0, 0);
+    for (uint32_t i = 0; kind == PLAIN && i < 2 * n; i++) floats(&x)[i] *= 110; /* through both ends of exp */
+    ref->swiglu(floats(&x), floats(&a), n);
+    other->swiglu(floats(&x), floats(&b), n);
+    report(differing_floats(floats(&a), floats(&b), n), other->name, "swiglu", n, (unsigned)kind, 0, 0);
+    guarded_free(&x);
+    guarded_free(&a);
+    guarded_free(&b);
+}
+
+static void compare_f32_to_f16(const coli_kernels_t *ref, const coli_kernels_t *other, uint32_t n, int kind) {
+    guarded_t x = guarded_floats(n, kind), a = guarded_new((size_t)n * 2), b = guarded_new((size_t)n * 2);
+    for (uint32_t i = 0; kind == PLAIN && i < n; i++) floats(&x)[i] *= from_bits((100 + rng() % 45) << 23); /* 2^-27 ... 2^17 */
+    ref->f32_to_f16(floats(&x), (uint16_t *)(void *)a.data, n);
+    other->f32_to_f16(floats(&x), (uint16_t *)(void *)b.data, n);
+    size_t differing = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t p = ((uint16_t *)(void *)a.data)[i], q = ((uint16_t *)(void *)b.data)[i];
+        differing += p != q && !((p & 0x7fff) > 0x7c00 && (q & 0x7fff) > 0x7c00);
+    }
+    report(differing, other->name, "f32_to_f16", n, (unsigned)kind, 0, 0);
+    guarded_free(&x);
+    guarded_free(&a);
+    guarded_free(&b);
+}
+
+/* ---- Attention ---- */
+
+/* A cache of `blocks` key blocks; elements that the range does not reach are NaN. which 0: keys, 1: values. */
+static guarded_t make_cache(int f16, int which, uint32_t dim, uint32_t blocks, uint32_t first, uint32_t last, int kind) {
+    size_t n = (size_t)blocks * 16 * dim;
+    guarded_t g = guarded_new(n * (f16 ? 2 : 4));
+    for (size_t i = 0; i < n; i++) {
+        size_t key = which ? i / dim : i / dim / 16 * 16 + i % 16;
+        float value = key < first || key > last ? from_bits(0x7fc00000u) : kind == SPECIAL && rng() % 4096 ? rng_float() : rng_kind(kind);
+        if (f16)
+            ((uint16_t *)(void *)g.data)[i] = coli_f32_to_f16(value);
+        else
+            floats(&g)[i] = value;
+    }
+    return g;
+}
+
+static void compare_attention(const coli_kernels_t *ref, const coli_kernels_t *other, int f16, uint32_t dim, uint32_t n_queries,
+                              uint32_t first, uint32_t last, int kind) {
+    uint32_t blocks = last / 16 + 1, stride = (blocks - first / 16) * 16;
+    guarded_t k = make_cache(f16, 0, dim, blocks, first, last, kind), v = make_cache(f16, 1, dim, blocks, first, last, kind);
+    guarded_t q = guarded_floats((size_t)n_queries * dim, PLAIN), a = guarded_new(q.bytes), b = guarded_copy(&q);
+    guarded_t scores = guarded_new((size_t)n_queries * stride * 4);
+    coli_attention_t call = { .k_cache = k.data, .v_cache = v.data, .head_dim = dim, .n_queries = n_queries, .first = first, .last = last,
+                              .scale = kind == PLAIN ? 3 : 0.3f, .q = floats(&q), .out = floats(&a), .q_stride = dim,
+                              .scores = floats(&scores), .score_stride = stride };
+    ref->attention[f16](&call);
+    memset(scores.data, CANARY, scores.bytes);
+    call.q = call.out = floats(&b); /* in place */
+    other->attention[f16](&call);
+    report(differing_floats(floats(&a), floats(&b), (size_t)n_queries * dim), other->name, "attention", dim, n_queries, first, last);
+    guarded_free(&k);
+    guarded_free(&v);
+    guarded_free(&q);
+    guarded_free(&a);
+    guarded_free(&b);
+    guarded_free(&scores);
+}
+
+static void compare_attentions(const coli_kernels_t *ref, const coli_kernels_t *other) {
+    static const uint32_t ranges[][2] = { { 0, 0 }, { 0, 15 }, { 0, 16 }, { 5, 5 }, { 5, 37 }, { 17, 100 }, { 31, 32 }, { 3, 130 }, { 64, 159 } };
+    static const uint32_t dims[] = { 16, 32, 64, 80, 128 };
+    for (int f16 = 0; f16 < 2; f16++)
+        for (uint32_t r = 0; r < 9; r++) {
+            for (uint32_t n_queries = 1; n_queries <= 9; n_queries++)
+                compare_attention(ref, other, f16, dims[rng() % 5], n_queries, ranges[r][0], ranges[r][1], PLAIN);
+            compare_attention(ref, other, f16, 48, 3, ranges[r][0], ranges[r][1], WIDE);
+            compare_attention(ref, other, f16, 64, 4, ranges[r][0], ranges[r][1], SPECIAL);
+        }
+}
+
+static void compare_tables(const coli_kernels_t *ref, const coli_kernels_t *other) {
+    compare_products(ref, other);
+    compare_attentions(ref, other);
+    for (int kind = 0; kind < NUM_KINDS; kind++) {
+        for (uint32_t block = 16; block <= 4096; block *= 2) compare_hadamard(ref, other, block < 128 ? 256 : 3 * block, block, kind);
+        for (uint32_t n = 16; n <= 4096; n *= 2) compare_vectors(ref, other, n, kind);
+        for (uint32_t n = 16; n <= 4096; n *= 4) compare_f32_to_f16(ref, other, n, kind);
+        for (uint32_t k = 128; k <= 4096; k *= 2) compare_rms_norm(ref, other, k, k - rng() % 100, kind);
+        for (uint32_t k = 128; k <= 2048; k += 384) compare_quantize(ref, other, k, kind, 1);
+    }
+    for (int e = -149; e <= 120; e += 7) compare_quantize(ref, other, 256, PLAIN, from_bits(e < -126 ? 1u << (e + 149) : (uint32_t)(e + 127) << 23));
+    compare_quantize(ref, other, 256, PLAIN, 0);
+    for (uint32_t k = 128; k <= 4096; k *= 2) compare_fit8(ref, other, k, 127 * (float)(k % 5) / 3);
+}
+
+#endif
