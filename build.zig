@@ -62,6 +62,8 @@ const tests = [_][]const u8{
     "test_kernels",
     "test_pack",
     "test_format",
+    "test_session",
+    "test_quiet",
 };
 
 const tools = [_][]const u8{ "colibri-infer", "colibri-bench" };

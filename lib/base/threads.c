@@ -42,6 +42,7 @@ struct coli_pool {
     _Alignas(COLI_ALIGN) _Atomic uint32_t epoch; /* raised for every region and for stopping */
     _Atomic uint32_t sleepers;                   /* workers that sleep on epoch or are about to */
     _Atomic uint32_t stopping;
+    _Atomic uint32_t arrived;                    /* workers that run */
 };
 
 uint64_t coli_pool_size(uint32_t num_threads) {
@@ -81,6 +82,8 @@ static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
 static void worker_main(void *argument) {
     worker_t *worker = argument;
     coli_pool_t *pool = worker->pool;
+    atomic_fetch_add(&pool->arrived, 1);
+    coli_os_wake(&pool->arrived, false);
     for (;;) {
         uint32_t seen = atomic_load_explicit(&pool->epoch, memory_order_acquire);
         if (atomic_load_explicit(&pool->stopping, memory_order_relaxed)) return;
@@ -138,6 +141,12 @@ void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_
     wait_for_workers(pool, work_on_chunks(pool, 0));
 }
 
+/* What the C library does when a thread begins (memory and system calls of its own) is over when init returns. */
+static void wait_for_arrival(coli_pool_t *pool) {
+    uint32_t arrived;
+    while ((arrived = atomic_load(&pool->arrived)) != pool->num_started) coli_os_wait(&pool->arrived, arrived);
+}
+
 coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
     COLI_ASSERT(num_threads >= 1 && num_threads <= COLI_MAX_THREADS && (uintptr_t)memory % COLI_ALIGN == 0);
     memset(memory, 0, coli_pool_size(num_threads));
@@ -156,6 +165,7 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
         }
         pool->num_started++;
     }
+    wait_for_arrival(pool);
     return pool;
 }
 

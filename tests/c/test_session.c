@@ -1,0 +1,557 @@
+/* test_session.c: sessions over tiny random models: the same bits for any threads, chunking, batch and instruction set; slots,
+ * truncation, cancelling, damaged numbers, a caller's workspace, and every refused argument. */
+#include <math.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "make_file.h"
+
+#define TOKENS 40
+static const char *const path = "test_session.colibri";
+
+/* ---- helpers ---- */
+
+static void write_spec(const make_spec_t *spec) {
+    size_t size;
+    uint8_t *file = make_model_file(spec, &size);
+    CHECK(file && write_model_file(path, file, size));
+    free(file);
+}
+
+static colibri_config_t config(void) {
+    colibri_config_t c = COLIBRI_CONFIG_INIT;
+    c.model_path = path;
+    c.max_seq_len = 64;
+    c.num_threads = 1;
+    c.outputs = COLIBRI_OUTPUT_ALL;
+    return c;
+}
+
+static colibri_t *start(const colibri_config_t *c) {
+    colibri_t *s = colibri_init(c);
+    if (!s) fprintf(stderr, "%s\n", colibri_last_error());
+    CHECK(s != NULL);
+    return s;
+}
+
+static uint32_t vocab_of(const colibri_t *s) {
+    colibri_model_info_t info = COLIBRI_MODEL_INFO_INIT;
+    CHECK_EQ(colibri_model_info(colibri_model(s), &info), COLIBRI_OK);
+    return (uint32_t)info.vocab_size;
+}
+
+static void fill_tokens(int32_t *tokens, uint32_t n, uint32_t vocab, uint32_t seed) {
+    for (uint32_t i = 0; i < n; i++) tokens[i] = (int32_t)((i * 2654435761u + seed * 40503u) % 65521 % vocab);
+}
+
+static float *output_of(colibri_t *s, size_t *bytes) {
+    CHECK_EQ(colibri_output_size(s, bytes), COLIBRI_OK);
+    float *out = aligned_alloc(64, (*bytes + 127) / 64 * 64);
+    CHECK_EQ(colibri_get_output(s, out, *bytes), COLIBRI_OK);
+    return out;
+}
+
+/* Logits of every token of one sequence in slot 0, fed in pieces of `piece` tokens. */
+static float *run_pieces(colibri_t *s, const int32_t *tokens, uint32_t n, uint32_t piece, uint32_t vocab) {
+    float *all = malloc(n * vocab * sizeof(float));
+    for (uint32_t at = 0; at < n; at += piece) {
+        int32_t length = (int32_t)(n - at < piece ? n - at : piece);
+        size_t bytes;
+        CHECK_EQ(colibri_set_input(s, tokens + at, &length, 1), COLIBRI_OK);
+        CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+        float *out = output_of(s, &bytes);
+        CHECK_EQ(bytes, (size_t)length * vocab * sizeof(float));
+        memcpy(all + (size_t)at * vocab, out, bytes);
+        free(out);
+    }
+    return all;
+}
+
+static float *run_config(const colibri_config_t *c, uint32_t piece) {
+    int32_t tokens[TOKENS];
+    colibri_t *s = start(c);
+    uint32_t vocab = vocab_of(s);
+    fill_tokens(tokens, TOKENS, vocab, 1);
+    float *out = run_pieces(s, tokens, TOKENS, piece, vocab);
+    colibri_free(s);
+    return out;
+}
+
+/* ---- the same bits ---- */
+
+static void check_same_bits(const make_spec_t *spec) {
+    const uint32_t pieces[] = {1, 2, 3, 7, TOKENS}, threads[] = {1, 2, 3, 8};
+    size_t bytes = (size_t)TOKENS * spec->vocab * sizeof(float);
+    write_spec(spec);
+    colibri_config_t c = config();
+    c.isa = COLIBRI_ISA_REF;
+    float *expected = run_config(&c, TOKENS);
+    bool varied = false;
+    for (uint32_t i = 1; i < TOKENS * spec->vocab; i++) varied |= expected[i] != expected[0] && isfinite(expected[i]);
+    CHECK(varied);
+    for (uint32_t isa = COLIBRI_ISA_REF; isa <= COLIBRI_ISA_AVX512; isa++) {
+        if (!colibri_isa_supported((colibri_isa_t)isa)) {
+            fprintf(stderr, "skipped: %s is not usable on this machine\n", colibri_isa_name((colibri_isa_t)isa));
+            continue;
+        }
+        for (uint32_t t = 0; t < 4; t++)
+            for (uint32_t p = 0; p < 5; p++) {
+                if (isa == COLIBRI_ISA_REF && t > 1 && p != 3) continue; /* slow; the pairs left cover it */
+                c.isa = (int32_t)isa;
+                c.num_threads = (int32_t)threads[t];
+                c.max_chunk_tokens = p == 4 ? 11 : 0;
+                float *out = run_config(&c, pieces[p]);
+                CHECK(memcmp(out, expected, bytes) == 0);
+                free(out);
+            }
+    }
+    free(expected);
+}
+
+/* Three sequences of different lengths side by side, in two ragged calls, against each alone. */
+static void check_batch(const make_spec_t *spec) {
+    enum { SLOTS = 3 };
+    const int32_t first[SLOTS] = {9, 0, 17}, second[SLOTS] = {1, 12, 5};
+    write_spec(spec);
+    colibri_config_t c = config();
+    c.max_batch_size = SLOTS;
+    c.num_threads = 2;
+    c.max_chunk_tokens = 13;
+    colibri_t *s = start(&c);
+    uint32_t vocab = spec->vocab;
+    int32_t sequences[SLOTS][TOKENS], packed[SLOTS * TOKENS];
+    for (uint32_t i = 0; i < SLOTS; i++) fill_tokens(sequences[i], TOKENS, vocab, 10 + i);
+    float *alone[SLOTS];
+    c.max_batch_size = 1;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        colibri_t *one = start(&c);
+        alone[i] = run_pieces(one, sequences[i], (uint32_t)(first[i] + second[i]), TOKENS, vocab);
+        colibri_free(one);
+    }
+    for (uint32_t call = 0; call < 2; call++) {
+        const int32_t *lengths = call ? second : first;
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < SLOTS; i++)
+            for (int32_t t = 0; t < lengths[i]; t++) packed[n++] = sequences[i][(call ? first[i] : 0) + t];
+        CHECK_EQ(colibri_set_input(s, packed, lengths, SLOTS), COLIBRI_OK);
+        CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+        size_t bytes;
+        float *out = output_of(s, &bytes), *row = out;
+        for (uint32_t i = 0; i < SLOTS; i++) {
+            size_t count = (size_t)lengths[i] * vocab;
+            CHECK(memcmp(row, alone[i] + (size_t)(call ? first[i] : 0) * vocab, count * sizeof(float)) == 0);
+            row += count;
+        }
+        free(out);
+    }
+    for (uint32_t i = 0; i < SLOTS; i++) free(alone[i]);
+    colibri_free(s);
+}
+
+static void test_same_bits(void) {
+    make_spec_t plain = MAKE_SPEC_TINY, rich = MAKE_SPEC_TINY;
+    for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q8; dtype++) {
+        plain.dtype = rich.dtype = dtype;
+        check_same_bits(&plain);
+        rich.experts = 9; rich.top_k = 4; rich.layers = 3; rich.dense_layers = 1; rich.shared = 56; rich.shared_gate = 1;
+        rich.qk_norm = COLIBRI_QK_NORM_HEAD; rich.biases = 2; rich.window = 7; rich.norm_topk = 0; rich.head_dim = 16;
+        check_same_bits(&rich);
+        check_batch(&rich);
+    }
+    plain.dtype = COLIBRI_FILE_F32;
+    plain.qk_norm = COLIBRI_QK_NORM_WIDTH; plain.clip_qkv = 0.5f; plain.experts = 60; plain.top_k = 8;
+    check_same_bits(&plain);
+}
+
+/* ---- slots ---- */
+
+static void test_truncate(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.max_seq_len = TOKENS;
+    colibri_t *s = start(&c);
+    int32_t tokens[TOKENS], length = TOKENS, one = 1, zero = 0;
+    fill_tokens(tokens, TOKENS, spec.vocab, 1);
+    float *whole = run_pieces(s, tokens, TOKENS, TOKENS, spec.vocab);
+    CHECK_EQ(colibri_slot_length(s, 0), TOKENS);
+    CHECK_EQ(colibri_set_input(s, tokens, &one, 1), COLIBRI_ERR_SLOT_FULL);
+    CHECK_EQ(colibri_truncate(s, 0, 9), COLIBRI_OK);
+    float *rest = run_pieces(s, tokens + 9, TOKENS - 9, 4, spec.vocab);
+    CHECK(memcmp(rest, whole + 9 * spec.vocab, (size_t)(TOKENS - 9) * spec.vocab * sizeof(float)) == 0);
+    CHECK_EQ(colibri_truncate(s, 0, TOKENS + 1), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_truncate(s, 0, -1), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_truncate(s, 1, 0), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_reset(s), COLIBRI_OK);
+    CHECK_EQ(colibri_slot_length(s, 0), 0);
+    CHECK_EQ(colibri_infer(s), COLIBRI_ERR_STATE);
+    CHECK_EQ(colibri_set_input(s, tokens, &zero, 1), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_set_input(s, tokens, &length, 2), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_set_input(s, tokens, &length, 0), COLIBRI_ERR_INVALID_ARGUMENT);
+    length = INT32_MAX;
+    CHECK_EQ(colibri_set_input(s, tokens, &length, 1), COLIBRI_ERR_SLOT_FULL);
+    length = -1;
+    CHECK_EQ(colibri_set_input(s, tokens, &length, 1), COLIBRI_ERR_INVALID_ARGUMENT);
+    int32_t bad[] = {0, (int32_t)spec.vocab}, two = 2;
+    CHECK_EQ(colibri_set_input(s, bad, &two, 1), COLIBRI_ERR_TOKEN);
+    bad[1] = -1;
+    CHECK_EQ(colibri_set_input(s, bad, &two, 1), COLIBRI_ERR_TOKEN);
+    CHECK(strstr(colibri_last_error(), "-1") != NULL);
+    free(whole);
+    free(rest);
+    colibri_free(s);
+}
+
+/* LAST gives the last row of ALL; an idle slot keeps its row; HIDDEN gives rows of the model's width. */
+static void test_outputs(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    spec.dtype = COLIBRI_FILE_Q8;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    int32_t tokens[TOKENS], lengths[2] = {TOKENS, 0}, token, sampled;
+    fill_tokens(tokens, TOKENS, spec.vocab, 1);
+    colibri_t *s = start(&c);
+    float *all = run_pieces(s, tokens, TOKENS, TOKENS, spec.vocab);
+    CHECK_EQ(colibri_sample(s, 0, NULL, &sampled), COLIBRI_OK);
+    colibri_free(s);
+    c.outputs = COLIBRI_OUTPUT_LAST;
+    c.max_batch_size = 2;
+    s = start(&c);
+    CHECK_EQ(colibri_set_input(s, tokens, lengths, 2), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    size_t bytes, row = spec.vocab * sizeof(float);
+    float *last = output_of(s, &bytes);
+    CHECK_EQ(bytes, 2 * row);
+    CHECK(memcmp(last, all + (TOKENS - 1) * spec.vocab, row) == 0);
+    for (uint32_t i = 0; i < spec.vocab; i++) CHECK(last[spec.vocab + i] == 0);
+    CHECK_EQ(colibri_sample(s, 1, NULL, &token), COLIBRI_ERR_STATE);
+    CHECK_EQ(colibri_sample(s, 0, NULL, &token), COLIBRI_OK);
+    CHECK_EQ(token, sampled);
+    int32_t other[2] = {0, 3};
+    CHECK_EQ(colibri_set_input(s, tokens, other, 2), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    float *again = output_of(s, &bytes);
+    CHECK(memcmp(again, last, row) == 0);
+    CHECK(memcmp(again + spec.vocab, all + 2 * spec.vocab, row) == 0);
+    CHECK_EQ(colibri_get_output(s, again + 1, bytes), COLIBRI_ERR_ALIGNMENT);
+    CHECK_EQ(colibri_get_output(s, again, bytes - 1), COLIBRI_ERR_BUFFER_TOO_SMALL);
+    colibri_free(s);
+    c.outputs = COLIBRI_OUTPUT_HIDDEN;
+    s = start(&c);
+    CHECK_EQ(colibri_set_input(s, tokens, lengths, 1), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    float *hidden = output_of(s, &bytes);
+    CHECK_EQ(bytes, TOKENS * spec.hidden * sizeof(float));
+    CHECK_EQ(colibri_sample(s, 0, NULL, &token), COLIBRI_ERR_STATE);
+    colibri_free(s);
+    free(all); free(last); free(again); free(hidden);
+}
+
+/* ---- a model with NaN: only the slots that meet it fail ---- */
+
+static void test_not_finite(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    size_t size, bytes;
+    uint8_t *file = make_model_file(&spec, &size);
+    const colibri_file_header *h = (const void *)file;
+    const colibri_file_entry *e = (const void *)(file + h->directory_offset + sizeof(colibri_file_params) + spec.layers * sizeof(colibri_file_layer));
+    for (uint32_t i = 0; i < h->num_entries; i++)
+        if (e[i].role == COLIBRI_ROLE_EMBEDDING) ((float *)(file + e[i].offset + 5 * e[i].stride))[3] = NAN; /* token 5 */
+    CHECK(write_model_file(path, file, size));
+    free(file);
+    colibri_config_t c = config();
+    c.max_batch_size = 2;
+    c.num_threads = 2;
+    colibri_t *s = start(&c);
+    const int32_t tokens[] = {1, 5, 2, 1, 2, 3}, lengths[] = {3, 3}, fine[] = {0, 3};
+    CHECK_EQ(colibri_set_input(s, tokens, lengths, 2), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_ERR_NOT_FINITE);
+    CHECK_EQ(colibri_slot_status(s, 0), COLIBRI_ERR_NOT_FINITE);
+    CHECK_EQ(colibri_slot_status(s, 1), COLIBRI_OK);
+    CHECK_EQ(colibri_slot_length(s, 0), 0);
+    CHECK_EQ(colibri_slot_length(s, 1), 3);
+    float *out = output_of(s, &bytes);
+    for (uint32_t i = 0; i < 3 * spec.vocab; i++) CHECK(out[i] == 0);
+    CHECK_EQ(colibri_reset(s), COLIBRI_OK);
+    CHECK_EQ(colibri_set_input(s, tokens + 3, fine, 2), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    float *alone = output_of(s, &bytes);
+    CHECK(memcmp(alone, out + 3 * spec.vocab, 3 * spec.vocab * sizeof(float)) == 0);
+    free(out); free(alone);
+    colibri_free(s);
+}
+
+static void test_cancel(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    colibri_t *s = start(&c);
+    int32_t tokens[TOKENS], length = 5;
+    fill_tokens(tokens, TOKENS, spec.vocab, 1);
+    float *first = run_pieces(s, tokens, TOKENS, TOKENS, spec.vocab);
+    CHECK_EQ(colibri_truncate(s, 0, 5), COLIBRI_OK);
+    colibri_cancel(s);
+    CHECK_EQ(colibri_set_input(s, tokens + 5, &length, 1), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_ERR_CANCELLED);
+    CHECK_EQ(colibri_slot_length(s, 0), 5);
+    CHECK_EQ(colibri_infer(s), COLIBRI_ERR_STATE);
+    float *rest = run_pieces(s, tokens + 5, TOKENS - 5, TOKENS, spec.vocab);
+    CHECK(memcmp(rest, first + 5 * spec.vocab, (size_t)(TOKENS - 5) * spec.vocab * sizeof(float)) == 0);
+    free(first); free(rest);
+    colibri_free(s);
+}
+
+/* ---- config and memory ---- */
+
+static void check_refused(colibri_config_t c, colibri_status_t status) {
+    CHECK(colibri_init(&c) == NULL);
+    CHECK_EQ(colibri_last_status(), status);
+    CHECK(colibri_last_error()[0] != 0);
+}
+
+static void test_config(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    CHECK(colibri_init(NULL) == NULL);
+    struct { size_t offset; int32_t value; colibri_status_t status; } cases[] = {
+        {offsetof(colibri_config_t, device_id), 1, COLIBRI_ERR_UNSUPPORTED},
+        {offsetof(colibri_config_t, max_batch_size), -1, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, max_batch_size), 5000, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, max_seq_len), -1, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, max_seq_len), INT32_MAX, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, dtype), COLIBRI_DTYPE_Q8, COLIBRI_ERR_UNSUPPORTED},
+        {offsetof(colibri_config_t, dtype), 99, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, top_k), 6, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, top_k), -1, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, num_threads), 257, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, isa), 77, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, isa), COLIBRI_ISA_NEON, COLIBRI_ERR_ISA},
+        {offsetof(colibri_config_t, outputs), 3, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, kv_dtype), COLIBRI_DTYPE_Q8, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, activation_bits), 4, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, max_chunk_tokens), -3, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, load_balancing_strategy), 1, COLIBRI_ERR_UNSUPPORTED},
+        {offsetof(colibri_config_t, struct_size), 8, COLIBRI_ERR_INVALID_ARGUMENT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        colibri_config_t bad = c;
+        memcpy((char *)&bad + cases[i].offset, &cases[i].value, sizeof(int32_t));
+        check_refused(bad, cases[i].status);
+    }
+    c.expert_cache_size = 1;
+    check_refused(c, COLIBRI_ERR_UNSUPPORTED);
+    c = config();
+    c.numa_policy = "interleave";
+    check_refused(c, COLIBRI_ERR_UNSUPPORTED);
+    c.numa_policy = "none";
+    colibri_free(start(&c));
+    c.model_path = NULL;
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.model_path = "missing.colibri";
+    check_refused(c, COLIBRI_ERR_NOT_FOUND);
+}
+
+static void test_workspace(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.num_threads = 2;
+    size_t bytes;
+    CHECK_EQ(colibri_workspace_size(&c, &bytes), COLIBRI_OK);
+    uint8_t *memory = aligned_alloc(64, bytes + 128);
+    memset(memory, 0xA5, bytes + 128);
+    c.workspace = memory;
+    c.workspace_size = bytes - 1;
+    check_refused(c, COLIBRI_ERR_WORKSPACE);
+    c.workspace = memory + 4;
+    c.workspace_size = bytes + 64;
+    check_refused(c, COLIBRI_ERR_ALIGNMENT);
+    c.workspace = memory;
+    c.workspace_size = bytes;
+    float *mine = run_config(&c, 7);
+    for (size_t i = bytes; i < bytes + 128; i++) CHECK(memory[i] == 0xA5);
+    c.workspace = NULL;
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.workspace_size = 0;
+    float *own = run_config(&c, 7);
+    CHECK(memcmp(mine, own, TOKENS * spec.vocab * sizeof(float)) == 0);
+    free(mine); free(own); free(memory);
+}
+
+/* ---- sampling and routing ---- */
+
+static void test_sampling(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.outputs = COLIBRI_OUTPUT_LAST;
+    colibri_t *s = start(&c);
+    int32_t tokens[TOKENS], length = 6, token, best;
+    fill_tokens(tokens, TOKENS, spec.vocab, 1);
+    CHECK_EQ(colibri_set_input(s, tokens, &length, 1), COLIBRI_OK);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    CHECK_EQ(colibri_sample(s, 0, NULL, &best), COLIBRI_OK);
+    size_t bytes;
+    float *logits = output_of(s, &bytes);
+    for (uint32_t i = 0; i < spec.vocab; i++) CHECK(logits[i] <= logits[best]);
+    colibri_sampling_t o = COLIBRI_SAMPLING_INIT;
+    o.temperature = 5;
+    uint32_t counts[1024] = {0}, draws = 20000, different = 0;
+    for (o.seed = 0; o.seed < draws; o.seed++) {
+        int32_t twice;
+        CHECK_EQ(colibri_sample(s, 0, &o, &token), COLIBRI_OK);
+        CHECK_EQ(colibri_sample(s, 0, &o, &twice), COLIBRI_OK);
+        CHECK_EQ(token, twice);
+        counts[token]++;
+    }
+    double sum = 0;
+    for (uint32_t i = 0; i < spec.vocab; i++) sum += exp((logits[i] - logits[best]) / 5);
+    for (uint32_t i = 0; i < spec.vocab; i++) {
+        double p = exp((logits[i] - logits[best]) / 5) / sum, expected = p * draws;
+        CHECK(fabs(counts[i] - expected) < 6 * sqrt(expected) + 6);
+        different += counts[i] > 0;
+    }
+    CHECK(different > 10);
+    for (int cut = 0; cut < 4; cut++) { /* each cut alone leaves few tokens, the best among them */
+        colibri_sampling_t few = o;
+        few.top_k = cut == 0 ? 3 : cut == 3 ? 5 : 0;
+        few.top_p = cut == 1 || cut == 3 ? 0.02f : 0;
+        few.min_p = cut == 2 ? 0.97f : 0;
+        bool seen[1024] = {false}, has_best = false;
+        uint32_t kinds = 0;
+        for (few.seed = 0; few.seed < 2000; few.seed++) {
+            CHECK_EQ(colibri_sample(s, 0, &few, &token), COLIBRI_OK);
+            if (!seen[token]) kinds++;
+            seen[token] = true;
+            has_best |= token == best;
+        }
+        CHECK(has_best && kinds >= 1 && kinds <= (cut == 0 ? 3u : 5u));
+        if (cut == 0) CHECK_EQ(kinds, 3);
+    }
+    colibri_sampling_t greedy = COLIBRI_SAMPLING_INIT;
+    greedy.repetition_penalty = 1e6f; /* whatever was in the prompt is out */
+    CHECK_EQ(colibri_sample(s, 0, &greedy, &token), COLIBRI_OK);
+    for (int i = 0; i < 6; i++) CHECK(token != tokens[i]);
+    o.top_p = NAN;
+    CHECK_EQ(colibri_sample(s, 0, &o, &token), COLIBRI_ERR_INVALID_ARGUMENT);
+    o.top_p = 0;
+    o.temperature = -1;
+    CHECK_EQ(colibri_sample(s, 0, &o, &token), COLIBRI_ERR_INVALID_ARGUMENT);
+    free(logits);
+    colibri_free(s);
+}
+
+static void test_route(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    spec.experts = 60;
+    spec.top_k = 8;
+    spec.dense_layers = 1;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.max_chunk_tokens = 4;
+    colibri_t *s = start(&c);
+    enum { ROWS = 10 };
+    static _Alignas(64) float hidden[ROWS * 72];
+    int32_t ids[ROWS * 8];
+    float weights[ROWS * 8];
+    for (uint32_t i = 0; i < ROWS * spec.hidden; i++) hidden[i] = (float)((i * 7919u) % 201) / 100 - 1;
+    CHECK_EQ(colibri_route_tokens(s, 1, hidden, ROWS, ids, weights), COLIBRI_OK);
+    for (int t = 0; t < ROWS; t++) {
+        float sum = 0;
+        for (int i = 0; i < 8; i++) {
+            sum += weights[t * 8 + i];
+            CHECK(ids[t * 8 + i] >= 0 && ids[t * 8 + i] < 60);
+            CHECK(i == 0 || weights[t * 8 + i] <= weights[t * 8 + i - 1]);
+        }
+        CHECK(fabsf(sum - 1) < 1e-5f);
+    }
+    memset(hidden, 0, sizeof hidden); /* equal logits: the lowest ids, in order */
+    hidden[3 * 72 + 5] = NAN;
+    CHECK_EQ(colibri_route_tokens(s, 1, hidden, ROWS, ids, weights), COLIBRI_ERR_NOT_FINITE);
+    for (int i = 0; i < 8; i++) {
+        CHECK_EQ(ids[i], i);
+        CHECK(weights[i] == 0.125f);
+        CHECK_EQ(ids[3 * 8 + i], -1);
+        CHECK(weights[3 * 8 + i] == 0);
+        CHECK_EQ(ids[4 * 8 + i], i);
+    }
+    CHECK_EQ(colibri_route_tokens(s, 0, hidden, ROWS, ids, weights), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_route_tokens(s, 2, hidden, ROWS, ids, weights), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_route_tokens(s, 1, hidden + 1, 1, ids, weights), COLIBRI_ERR_ALIGNMENT);
+    colibri_free(s);
+}
+
+/* ---- statistics, fork ---- */
+
+static void test_stats(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.num_threads = 2;
+    colibri_t *s = start(&c);
+    int32_t tokens[TOKENS];
+    fill_tokens(tokens, TOKENS, spec.vocab, 1);
+    free(run_pieces(s, tokens, TOKENS - 1, TOKENS, spec.vocab));
+    free(run_pieces(s, tokens + TOKENS - 1, 1, 1, spec.vocab));
+    colibri_stats_t stats = COLIBRI_STATS_INIT;
+    CHECK_EQ(colibri_stats(s, &stats), COLIBRI_OK);
+    CHECK_EQ(stats.prompt_tokens, TOKENS - 1);
+    CHECK_EQ(stats.decode_tokens, 1);
+    CHECK_EQ(stats.infer_calls, 2);
+    CHECK(stats.infer_ns > 0 && stats.weight_bytes > 0 && stats.kv_bytes > 0 && stats.workspace_bytes > stats.kv_bytes);
+    colibri_expert_stats_t rows[5];
+    for (int32_t layer = 0; layer < 2; layer++) {
+        uint64_t sum = 0;
+        CHECK_EQ(colibri_expert_stats(s, layer, rows, 5), COLIBRI_OK);
+        for (int e = 0; e < 5; e++) {
+            sum += rows[e].tokens;
+            CHECK((rows[e].tokens > 0) == (rows[e].compute_ns > 0));
+        }
+        CHECK_EQ(sum, TOKENS * 2);
+    }
+    CHECK_EQ(colibri_expert_stats(s, 0, rows, 4), COLIBRI_ERR_BUFFER_TOO_SMALL);
+    CHECK_EQ(colibri_expert_stats(s, 2, rows, 5), COLIBRI_ERR_INVALID_ARGUMENT);
+    colibri_stats_reset(s);
+    CHECK_EQ(colibri_stats(s, &stats), COLIBRI_OK);
+    CHECK_EQ(stats.infer_calls, 0);
+    colibri_free(s);
+}
+
+static void test_fork(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.num_threads = 2;
+    colibri_t *s = start(&c);
+    int32_t tokens[] = {1, 2, 3}, length = 3, result = -1;
+    CHECK_EQ(colibri_set_input(s, tokens, &length, 1), COLIBRI_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        colibri_status_t status = colibri_infer(s);
+        colibri_free(s);
+        _exit(status == COLIBRI_OK || status == COLIBRI_ERR_THREAD ? 0 : 1);
+    }
+    CHECK_EQ(waitpid(child, &result, 0), child);
+    CHECK_EQ(result, 0);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    colibri_free(s);
+}
+
+int main(void) {
+    test_same_bits();
+    test_truncate();
+    test_outputs();
+    test_not_finite();
+    test_cancel();
+    test_config();
+    test_workspace();
+    test_sampling();
+    test_route();
+    test_stats();
+    test_fork();
+    remove(path);
+    return check_report();
+}
