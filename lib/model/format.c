@@ -99,16 +99,29 @@ static const char *short_path(const char *path) {
     return p;
 }
 
+static colibri_status_t fail_with_path(colibri_status_t status, const char *path, const char *format, va_list arguments) {
+    char text[352];
+    vsnprintf(text, sizeof text, format, arguments);
+    const char *end = short_path(path);
+    return coli_fail(status, "%s%s: %s", end == path ? "" : "...", end, text);
+}
+
+colibri_status_t coli_fail_file(colibri_status_t status, const char *path, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fail_with_path(status, path, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
 /* Fail with "path: sentence". */
 __attribute__((format(printf, 3, 4))) static colibri_status_t bad(const check_t *c, colibri_status_t status, const char *format,
                                                                   ...) {
-    char text[352];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    fail_with_path(status, c->path, format, arguments);
     va_end(arguments);
-    const char *path = short_path(c->path);
-    return coli_fail(status, "%s%s: %s", path == c->path ? "" : "...", path, text);
+    return status;
 }
 
 /* Fail with "path: experts of layer 3 sentence" (the layer only where the role has one). */

@@ -30,6 +30,10 @@ const char *coli_role_name(uint32_t role); /* "experts"; NULL if unknown */
 uint64_t coli_matrix_bytes(uint32_t dtype, uint64_t rows, uint64_t k); /* with scales */
 uint64_t coli_mlp_bytes(uint32_t dtype, uint32_t intermediate, uint32_t hidden);
 
+/* coli_fail with "path: " before the sentence; of a long path its end. */
+colibri_status_t coli_fail_file(colibri_status_t status, const char *path, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 uint32_t coli_crc32(uint32_t crc, const void *data, size_t bytes);
 
 #endif

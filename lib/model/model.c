@@ -2,6 +2,7 @@
  * file says about itself, and text. A model is immutable after opening, so nothing here locks; only the count of references
  * changes, atomically. */
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/status.h"
@@ -34,7 +35,10 @@ static colibri_status_t fill(colibri_model_t *model, const char *path) {
     coli_tokenizer_t *tokenizer = NULL;
     status = coli_tokenizer_open(model->map.data + e->offset, e->size, model->directory.params->vocab_size, &tokenizer);
     model->tokenizer = tokenizer;
-    return status;
+    if (status == COLIBRI_OK) return status;
+    char reason[320]; /* the sentence's own buffer is about to be written */
+    snprintf(reason, sizeof reason, "%s", colibri_last_error());
+    return coli_fail_file(status, path, "the tokenizer cannot be read: %s", reason);
 }
 
 static void destroy(colibri_model_t *model) {
@@ -183,10 +187,9 @@ static colibri_status_t check_text(const colibri_model_t *model, uint32_t flags,
                          (unsigned)flags, (unsigned)known);
     }
     if (model->tokenizer == NULL) {
-        return coli_fail(
-            COLIBRI_ERR_NO_TOKENIZER,
-            "%.300s holds no tokenizer: pass token ids, or convert the model again from a folder with tokenizer.json",
-            model->path);
+        return coli_fail_file(COLIBRI_ERR_NO_TOKENIZER, model->path,
+                              "the file holds no tokenizer: pass token ids, or convert the model again from a folder with "
+                              "tokenizer.json");
     }
     return COLIBRI_OK;
 }
