@@ -346,7 +346,8 @@ static inline uint8_t *make_model_file(const make_spec_t *spec, size_t *size) {
     list->end = sizeof(colibri_file_header) + directory;
     make_directory(spec, list);
 
-    uint8_t *file = (uint8_t *)calloc(1, (size_t)list->end);
+    uint8_t *file = (uint8_t *)aligned_alloc(64, (size_t)make_pad(list->end, 64)); /* tiles are packed in place */
+    if (file != NULL) memset(file, 0, (size_t)list->end);
     uint64_t random = spec->seed;
     bool ok = file != NULL && list->n < MAKE_MAX_ENTRIES;
     for (uint32_t i = 0; ok && i < list->n; i++) {
