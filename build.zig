@@ -219,6 +219,7 @@ fn addTools(b: *std.Build, query: std.Target.Query, static: *std.Build.Step.Comp
         const file = b.fmt("tools/{s}.c", .{name});
         if (!exists(b, file)) continue;
         const exe = addProgram(b, target, lib, settings, name, file);
+        exe.root_module.addCSourceFile(.{ .file = b.path("tools/cli_common.c"), .flags = &c_flags });
         if (linux) exe.linkage = .static;
         b.installArtifact(exe);
     }

@@ -1,0 +1,48 @@
+/* cli_common.h: what colibri-infer and colibri-bench share: the table of options, error lines, the clock.
+ *
+ * The tools use nothing but the public header and the C library. Exit status: 0 done, 1 failed, 2 wrong usage; each failure
+ * is one line on stderr.
+ */
+#ifndef COLIBRI_CLI_COMMON_H
+#define COLIBRI_CLI_COMMON_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "colibri.h"
+
+enum { CLI_INFER = 1, CLI_BENCH = 2 }; /* which tool is running: a bit each */
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+
+/* Values of all options. Zero bytes are the defaults unless cli_parse sets others. */
+typedef struct cli_args_t {
+    const char *model, *prompt, *prompt_file, *isa; /* UTF-8, of the process's arguments */
+    int64_t max_tokens, max_seq_len, max_batch_size, threads, top_k;
+    int64_t sample_top_k;
+    uint64_t seed;
+    double temperature, top_p, min_p, repetition_penalty;
+    int64_t prompt_tokens, gen_tokens, repeat;
+    int verbose, json, help, version;
+} cli_args_t;
+
+/* Read the arguments of `tool`. CLI_OK, or CLI_USAGE after one line on stderr. On Windows argv becomes UTF-8 in place. */
+int cli_parse(int tool, int argc, char **argv, cli_args_t *args);
+/* If --help or --version was given: print it, set *status and return 1. */
+int cli_answer(int tool, const cli_args_t *args, int *status);
+
+/* "NAME: error: ..." on stderr; both return what main is to return. */
+int cli_fail(int tool, const char *format, ...) __attribute__((format(printf, 2, 3)));  /* CLI_FAILED */
+int cli_usage(int tool, const char *format, ...) __attribute__((format(printf, 2, 3))); /* CLI_USAGE */
+/* The library's latest error as such a line: CLI_FAILED. */
+int cli_library_error(int tool);
+
+/* Fill the part of a config that both tools share: model, threads, isa, experts per token. CLI_OK or CLI_USAGE (isa). */
+int cli_config(int tool, const cli_args_t *args, colibri_model_t *model, colibri_config_t *config);
+/* Flush stdout and check it: CLI_OK, or CLI_FAILED after a line. */
+int cli_flush(int tool);
+
+double cli_seconds(void);                      /* a clock that only goes forward */
+double cli_rate(double amount, double seconds); /* per second, 0 if no time passed */
+
+#endif
