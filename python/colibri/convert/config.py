@@ -9,6 +9,7 @@ from typing import Any
 from .errors import ConversionError
 
 REQUIRED: Any = object()
+_ABSENT: Any = object()
 
 
 class Config:
@@ -28,15 +29,13 @@ class Config:
                 raise ConversionError(f"{self.where}: {found[0][0]} is {found[0][1]!r} but {name} is {value!r}")
         if found:
             return found[0][1]
-        if default is REQUIRED:
-            raise ConversionError(f"{self.where}: {' or '.join(names)} is missing")
-        return default
+        return self._default(names, default)
 
     def integer(self, *names: str, default: Any = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> Any:
         """An integer in [minimum, maximum]; the default is returned as it is."""
-        value = self.get(*names, default=default)
-        if value is default:
-            return value
+        value = self.get(*names, default=_ABSENT)
+        if value is _ABSENT:
+            return self._default(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -45,9 +44,9 @@ class Config:
 
     def number(self, *names: str, default: Any = REQUIRED, above: float = 0.0) -> Any:
         """A finite number greater than `above`."""
-        value = self.get(*names, default=default)
-        if value is default:
-            return value
+        value = self.get(*names, default=_ABSENT)
+        if value is _ABSENT:
+            return self._default(names, default)
         try:
             good = (
                 isinstance(value, (int, float))
@@ -70,8 +69,10 @@ class Config:
 
     def text(self, *names: str, default: Any = REQUIRED) -> Any:
         """A string."""
-        value = self.get(*names, default=default)
-        if value is not default and not isinstance(value, str):
+        value = self.get(*names, default=_ABSENT)
+        if value is _ABSENT:
+            return self._default(names, default)
+        if not isinstance(value, str):
             raise self._bad(names, value, "a string")
         return value
 
@@ -85,6 +86,11 @@ class Config:
         ):
             raise self._bad((name,), value, "a list of non-negative integers")
         return value
+
+    def _default(self, names: tuple[str, ...], default: Any) -> Any:
+        if default is REQUIRED:
+            raise ConversionError(f"{self.where}: {' or '.join(names)} is missing")
+        return default
 
     def _bad(self, names: tuple[str, ...], value: Any, expected: str) -> ConversionError:
         name = next((n for n in names if self.values.get(n) is not None), names[0])
