@@ -165,10 +165,69 @@ static void test_same_bits(void) {
     check_same_bits(&plain);
 }
 
+/* 519 tokens: across the default chunk of 512, with tails of 1 to 9, and one by one. */
+static void test_long_prompt(void) {
+    enum { LONG = 519 };
+    make_spec_t spec = MAKE_SPEC_TINY;
+    spec.dtype = COLIBRI_FILE_Q8;
+    spec.max_position = 1024;
+    spec.window = 100;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.max_seq_len = 600;
+    c.num_threads = 2;
+    colibri_t *s = start(&c);
+    int32_t tokens[LONG];
+    size_t row = spec.vocab * sizeof(float);
+    fill_tokens(tokens, LONG, spec.vocab, 3);
+    float *whole = run_pieces(s, tokens, LONG, LONG, spec.vocab);
+    for (uint32_t tail = 1; tail <= 9; tail++) {
+        CHECK_EQ(colibri_reset(s), COLIBRI_OK);
+        float *most = run_pieces(s, tokens, LONG - tail, 512, spec.vocab);
+        float *rest = run_pieces(s, tokens + LONG - tail, tail, tail, spec.vocab);
+        CHECK(memcmp(most, whole, (LONG - tail) * row) == 0);
+        CHECK(memcmp(rest, whole + (size_t)(LONG - tail) * spec.vocab, tail * row) == 0);
+        free(most);
+        free(rest);
+    }
+    CHECK_EQ(colibri_reset(s), COLIBRI_OK);
+    float *single = run_pieces(s, tokens, LONG, 1, spec.vocab);
+    CHECK(memcmp(single, whole, LONG * row) == 0);
+    free(single);
+    free(whole);
+    colibri_free(s);
+}
+
+/* Expert outputs of 70,000 and more, beyond what f16 holds, stay numbers. */
+static void test_large_outputs(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    size_t size;
+    uint8_t *file = make_model_file(&spec, &size);
+    const colibri_file_header *h = (const void *)file;
+    const colibri_file_entry *e = (const void *)(file + h->directory_offset + sizeof(colibri_file_params) + spec.layers * sizeof(colibri_file_layer));
+    for (uint32_t i = 0; i < h->num_entries; i++)
+        if (e[i].role == COLIBRI_ROLE_EXPERTS)
+            for (uint64_t at = 0; at < e[i].size; at += 4) *(float *)(file + e[i].offset + at) *= 1000; /* gate, up and down: 1e9 and less */
+    CHECK(write_model_file(path, file, size));
+    free(file);
+    colibri_config_t c = config();
+    c.outputs = COLIBRI_OUTPUT_HIDDEN;
+    for (int32_t kv = COLIBRI_DTYPE_F32; kv <= COLIBRI_DTYPE_F16; kv++) {
+        c.kv_dtype = kv;
+        colibri_t *s = start(&c);
+        int32_t tokens[TOKENS], length = TOKENS;
+        fill_tokens(tokens, TOKENS, spec.vocab, 1);
+        CHECK_EQ(colibri_set_input(s, tokens, &length, 1), COLIBRI_OK);
+        CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+        colibri_free(s);
+    }
+}
+
 /* ---- slots ---- */
 
 static void test_truncate(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
+    spec.window = 5; /* wrapped many times before the cut */
     write_spec(&spec);
     colibri_config_t c = config();
     c.max_seq_len = TOKENS;
@@ -542,6 +601,8 @@ static void test_fork(void) {
 
 int main(void) {
     test_same_bits();
+    test_long_prompt();
+    test_large_outputs();
     test_truncate();
     test_outputs();
     test_not_finite();
