@@ -15,9 +15,9 @@
 #endif
 
 #if defined(__has_feature)
-#  if __has_feature(address_sanitizer)
-#    define ADDRESS_SANITIZER 1
-#  endif
+#if __has_feature(address_sanitizer)
+#define ADDRESS_SANITIZER 1
+#endif
 #endif
 
 static const make_spec_t tiny = MAKE_SPEC_TINY;
@@ -311,7 +311,21 @@ static void test_param_lies(const uint8_t *file, size_t size) {
     LIE(COLIBRI_ERR_FORMAT, "norm_topk is 2", v.p->norm_topk = 2);
     LIE(COLIBRI_ERR_FORMAT, "top_k is 6", v.p->top_k = v.h->top_k = 6);
     LIE(COLIBRI_ERR_FORMAT, "top_k is 0", v.p->top_k = v.h->top_k = 0);
-    LIE(COLIBRI_ERR_FORMAT, "num_experts is 0", v.p->num_experts = v.h->num_experts = 0);
+    LIE(COLIBRI_ERR_FORMAT, "must be 0 too", v.p->num_experts = v.h->num_experts = 0);
+    LIE(COLIBRI_ERR_FORMAT, "num_experts is 0, but 2 of 3",
+        (v.p->num_experts = v.h->num_experts = v.p->top_k = v.h->top_k = 0, v.p->moe_intermediate = v.h->intermediate_size = 0,
+         v.p->shared_intermediate = v.p->shared_gate = 0));
+    LIE(COLIBRI_ERR_FORMAT, "rotary_dim is 0", v.p->rotary_dim = 0);
+    LIE(COLIBRI_ERR_FORMAT, "rope_original_max", v.p->rope_original_max = (1u << 30) + 1);
+    LIE(COLIBRI_ERR_FORMAT, "shared_intermediate is 131073", v.p->shared_intermediate = 131073);
+    LIE(COLIBRI_ERR_FORMAT, "shared_gate is 2", v.p->shared_gate = 2);
+    LIE(COLIBRI_ERR_FORMAT, "dense_intermediate is 4294967295", v.p->dense_intermediate = UINT32_MAX);
+    LIE(COLIBRI_ERR_FORMAT, "tied_embeddings is 2", v.p->tied_embeddings = 2);
+    LIE(COLIBRI_ERR_FORMAT, "hidden_size is 65536", v.p->hidden_size = 65536);
+    LIE(COLIBRI_ERR_FORMAT, "num_layers is 65536", v.p->num_layers = 65536);
+    LIE(COLIBRI_ERR_FORMAT, "num_experts is 65536", v.p->num_experts = 65536);
+    LIE(COLIBRI_ERR_FORMAT, "parameter top_k is 65536", v.p->top_k = 65536);
+    LIE(COLIBRI_ERR_FORMAT, "moe_intermediate is 65536", v.p->moe_intermediate = 65536);
     LIE(COLIBRI_ERR_FORMAT, "moe_intermediate", v.p->moe_intermediate = v.h->intermediate_size = 0);
     LIE(COLIBRI_ERR_FORMAT, "shared_gate", v.p->shared_intermediate = 0);
     LIE(COLIBRI_ERR_FORMAT, "dense_intermediate is 0", v.p->dense_intermediate = 0);
@@ -412,7 +426,7 @@ static void test_model(const make_spec_t *s, uint8_t *file, size_t size) {
     CHECK_EQ(info.has_chat_template, 1);
     CHECK_EQ(info.file_size, size);
     CHECK(strcmp(info.model_type, "tiny") == 0);
-    /* by hand: embedding and head; per layer norms, qkv, out, biases, q and k norm; one dense MLP; two MoE layers; final norm */
+    /* by hand: embedding, head, final norm; per layer norms, qkv, out, biases, q and k norm; one dense MLP, two MoE layers */
     uint64_t h = s->hidden, q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
     uint64_t layer = 2 * h + (q + 2 * kv) * h + q * h + (q + 2 * kv) + h + q + kv;
     uint64_t moe = s->experts * h + 3 * h * s->inter * s->experts + 3 * h * s->shared + h;
@@ -477,6 +491,26 @@ static void test_arguments(const uint8_t *file, size_t size) {
     CHECK_EQ(colibri_stream_token(model, &stream, 1, text, 8, &n), COLIBRI_ERR_INVALID_ARGUMENT);
     colibri_model_close(model);
     remove(PATH);
+}
+
+/* A payload that is no tokenizer, and a path longer than any sentence: the sentence has the file and the reason. */
+static void test_damaged_tokenizer(void) {
+    make_spec_t s = tiny;
+    s.tokenizer = "this is not a tokenizer", s.tokenizer_size = 23;
+    size_t size;
+    uint8_t *file = make_model_file(&s, &size);
+    CHECK(file != NULL && write_model_file(PATH, file, size));
+    colibri_model_t *model = NULL;
+    CHECK(colibri_model_open(PATH, &model) != COLIBRI_OK && model == NULL);
+    CHECK(strstr(colibri_last_error(), PATH ": the tokenizer") != NULL);
+    remove(PATH);
+    char path[700];
+    for (size_t i = 0; i + 3 < sizeof path; i += 2) memcpy(path + i, "\xd0\x97", 3);
+    coli_directory_t d;
+    CHECK_EQ(coli_format_open(file, 10, path, &d), COLIBRI_ERR_FORMAT);
+    CHECK(strstr(colibri_last_error(), "it has 10 bytes") != NULL);
+    CHECK(strncmp(colibri_last_error(), "...\xd0\x97", 5) == 0);
+    free(file);
 }
 
 static void test_structs(void) {
@@ -586,6 +620,7 @@ int main(void) {
     test_missing(file, size);
     test_model(&s, file, size);
     test_arguments(file, size);
+    test_damaged_tokenizer();
     test_structs();
     test_leaks(file, size);
     free(file);
