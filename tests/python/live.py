@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ def reference_logits(folder: Path, config: dict[str, Any], ids: list[int], *, on
     with torch.no_grad():
         if not one_by_one:
             return model(torch.tensor([ids])).logits[0].numpy()
-        rows, past = [], None
-        for token in ids:
-            result = model(torch.tensor([[token]]), past_key_values=past, use_cache=True)
-            past = result.past_key_values
-            rows.append(result.logits[0])
+        from transformers import DynamicCache
+
+        argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        cache = {argument: DynamicCache(config=model.config)}  # filled in place
+        rows = [model(torch.tensor([[token]]), use_cache=True, **cache).logits[0] for token in ids]
         return torch.cat(rows).numpy()
 
 
