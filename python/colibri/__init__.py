@@ -6,15 +6,16 @@
     session = colibri.Session(model)
     print(session.generate("Once upon a time", max_new_tokens=64))
 
-Every failure raises a subclass of ColibriError. numpy is imported with the first Session, so importing this package is
-quick and works also where only the model's description is wanted.
+Every failure raises a subclass of ColibriError. The shared library is loaded at the first call that needs it.
 """
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import _ffi
 from . import errors as errors
 from ._ffi import COLIBRI_VERSION_STRING as __version__
 from .errors import (
@@ -43,27 +44,19 @@ from .errors import (
 from .model import Model, TextStream
 
 if TYPE_CHECKING:
+    from .convert import convert
     from .session import Generation, Session
 
-_LAZY = ("Generation", "Session")
+_LAZY = {"convert": "convert", "Generation": "session", "Session": "session"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs numpy when it is first asked for."""
-    if name in _LAZY:
-        from . import session
-
-        globals().update({lazy: getattr(session, lazy) for lazy in _LAZY})
-        return globals()[name]
-    raise AttributeError(f"module 'colibri' has no attribute {name!r}")
-
-
-def convert(*args: Any, **kwargs: Any) -> Any:
-    """See colibri.convert.convert."""
-    from .convert import convert as run
-
-    globals()["convert"] = run
-    return run(*args, **kwargs)
+    """Import what needs numpy when it is first asked for: importing this package stays quick."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'colibri' has no attribute {name!r}")
+    module = importlib.import_module(f".{_LAZY[name]}", __name__)
+    globals()[name] = getattr(module, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
@@ -94,16 +87,14 @@ def cpu_info() -> str:
 
 
 def isa_supported(isa: str) -> bool:
-    """True if an instruction set ("ref", "avx2", "avx512", …) is built in and usable here; False too if it is unknown."""
-    from . import _ffi
-
+    """True if an instruction set ("ref", "avx2", "avx512", …) is built in and usable here; False too if it is
+    unknown.
+    """
     code = _ffi.lib().colibri_isa_from_name(str(isa).encode("utf-8", "replace"))
     return code >= 0 and bool(_ffi.lib().colibri_isa_supported(code))
 
 
 def _text(function: str) -> str:
-    from . import _ffi
-
     return (getattr(_ffi.lib(), function)() or b"").decode("utf-8", "replace")
 
 

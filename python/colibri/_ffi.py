@@ -1,7 +1,7 @@
 """Raw ctypes mirror of ``include/colibri.h``: constants, structs, prototypes. Nothing is interpreted here.
 
-``tests/python/test_ffi.py`` compares every size, offset, constant and function below with what the C compiler says about
-the header. Structs are created by their ``init()`` (the header's ``_INIT`` macros): all zero but ``struct_size``.
+``tests/python/test_ffi.py`` compares every size, offset, constant and function below with what the C compiler says
+about the header. Structs are created by their ``init()`` (the header's ``_INIT`` macros): all zero but ``struct_size``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from . import _lib
 from .errors import ColibriError, error_for
 
-# ---- Constants --------------------------------------------------------------------------------------------------------
+# ---- Constants -----------------------------------------------------------------------------------------------------
 
 COLIBRI_VERSION_MAJOR = 0
 COLIBRI_VERSION_MINOR = 1
@@ -100,7 +100,7 @@ DTYPE_NAMES: dict[int, str] = {
 
 DTYPES: dict[str, int] = {name: code for code, name in DTYPE_NAMES.items()}
 
-# ---- Structs ----------------------------------------------------------------------------------------------------------
+# ---- Structs -------------------------------------------------------------------------------------------------------
 
 
 class _Sized(Structure):
@@ -259,7 +259,7 @@ class colibri_pack_t(_Sized):
     ]
 
 
-# ---- Prototypes -------------------------------------------------------------------------------------------------------
+# ---- Prototypes ----------------------------------------------------------------------------------------------------
 # Objects (colibri_model_t *, colibri_t *) and plain data pointers are c_void_p. A status is c_int.
 
 _status = c_int
@@ -321,7 +321,9 @@ def _configure(library: ctypes.CDLL) -> ctypes.CDLL:
         try:
             function = getattr(library, name)
         except AttributeError:
-            raise ColibriError(f"{_lib.library_path()} has no function {name}; it does not belong to this package") from None
+            raise ColibriError(
+                f"{_lib.library_path()} has no function {name}; it does not belong to this package"
+            ) from None
         function.restype = restype
         function.argtypes = argtypes
     version = library.colibri_version().decode()
@@ -343,7 +345,9 @@ def lib() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Raise the exception of a failed call, with the library's sentence. To be called on the thread that made the call."""
+    """Raise the exception of a failed call, with the library's sentence. To be called on the thread that made the
+    call.
+    """
     if status != COLIBRI_OK:
         raise last_error(status)
 

@@ -31,8 +31,9 @@ def measure(session: Session, prompt_tokens: int, gen_tokens: int, repeat: int) 
     """Run a prompt and then single tokens through slot 0, `repeat` times.
 
     Returns:
-        ``prefill_tokens_per_s`` and ``decode_tokens_per_s`` of the best round; ``decode_ms`` with p50, p90, p99 and max over
-        all rounds; ``weight_bytes_per_token`` and ``weight_gb_per_s`` of decoding; the session's ``num_threads`` and ``isa``.
+        ``prefill_tokens_per_s`` and ``decode_tokens_per_s`` of the best round; ``decode_ms`` with p50, p90, p99 and
+        max over all rounds; ``weight_bytes_per_token`` and ``weight_gb_per_s`` of decoding; the session's
+        ``num_threads`` and ``isa``.
     """
     ids = prompt_ids(prompt_tokens + gen_tokens, session.model.config["vocab_size"])
     times: list[float] = []

@@ -1,6 +1,7 @@
 """Chat templates: a conversation to token ids, exactly as the model's own Jinja template says.
 
-Templates come from untrusted files, so they run in a sandbox. What cannot be followed exactly is an error, never a guess.
+Templates come from untrusted files, so they run in a sandbox. What cannot be followed exactly is an error, never a
+guess.
 Needs jinja2 (``pip install 'libcolibri[chat]'``).
 """
 
@@ -64,7 +65,9 @@ class ChatTemplate:
     def __init__(self, model: Model) -> None:
         text = model.chat_template
         if text is None:
-            raise UnsupportedError(f"{model.path} has no chat template; it continues text: use 'run' or Session.generate")
+            raise UnsupportedError(
+                f"{model.path} has no chat template; it continues text: use 'run' or Session.generate"
+            )
         environment = _environment()
         import jinja2
 
@@ -101,8 +104,10 @@ class ChatTemplate:
         except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
             raise InvalidArgumentError(f"the chat template refuses this conversation: {exc}") from None
 
-    def tokens(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any) -> list[int]:
-        """The conversation as token ids. The template alone says which special tokens there are: none is added to them, so
-        a template that writes the begin-of-sequence token gives exactly one."""
+    def tokens(
+        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """The conversation as token ids. The template alone says which special tokens there are: none is added to
+        them, so a template that writes the begin-of-sequence token gives exactly one."""
         text = self.render(messages, add_generation_prompt, **variables)
         return self._model._tokenize(text, _ffi.COLIBRI_TOKENIZE_PARSE_SPECIAL)

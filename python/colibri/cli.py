@@ -6,6 +6,7 @@ usage, 130 interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ import colibri
 _PROMPT = "Once upon a time"
 
 
-# ---- Shared pieces ----------------------------------------------------------------------------------------------------
+# ---- Shared pieces -------------------------------------------------------------------------------------------------
 
 
 def _model_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +33,9 @@ def _session_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--isa", metavar="I", help="Force an instruction set: ref, avx2, avx512."),
         click.option("--experts-per-token", type=click.IntRange(1), metavar="K", help="Default: the model's."),
-        click.option("--threads", type=click.IntRange(0, 256), default=0, metavar="T", help="0: one per physical core."),
+        click.option(
+            "--threads", type=click.IntRange(0, 256), default=0, metavar="T", help="0: one per physical core."
+        ),
     ):
         function = option(function)
     return function
@@ -40,12 +43,18 @@ def _session_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="S", help="Of the draws.  [default: 0]"),
+        click.option(
+            "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="S", help="Of the draws.  [default: 0]"
+        ),
         click.option("--repetition-penalty", type=float, default=1.0, metavar="R", help="1: none.  [default: 1]"),
         click.option("--min-p", type=float, default=0.0, metavar="P", help="Drop tokens below P x the likeliest."),
         click.option("--top-p", type=float, default=1.0, metavar="P", help="Nucleus sampling.  [default: 1]"),
-        click.option("--top-k", type=click.IntRange(0), default=0, metavar="K", help="Of K tokens; 0: all.  [default: 0]"),
-        click.option("--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token.  [default: 0]"),
+        click.option(
+            "--top-k", type=click.IntRange(0), default=0, metavar="K", help="Of K tokens; 0: all.  [default: 0]"
+        ),
+        click.option(
+            "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token.  [default: 0]"
+        ),
     ):
         function = option(function)
     return function
@@ -69,18 +78,24 @@ def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens} tokens, {tokens / seconds:.1f} tokens/s" if seconds > 0 and tokens else f"{tokens} tokens"
 
 
+def _report_setting(session: Any) -> None:
+    stats = session.stats()
+    memory = _bytes(stats["workspace_bytes"])
+    click.echo(f"{session.model!r}\n{stats['num_threads']} threads, {stats['isa']}, workspace {memory}", err=True)
+
+
 def _report_speed(session: Any) -> None:
     done = session.last_generation
-    click.echo(
-        f"prompt: {_rate(done.prompt_tokens, done.prompt_seconds)}; generation: {_rate(len(done.tokens), done.seconds)}",
-        err=True,
-    )
+    prompt, new = _rate(done.prompt_tokens, done.prompt_seconds), _rate(len(done.tokens), done.seconds)
+    click.echo(f"prompt: {prompt}; generation: {new}", err=True)
 
 
 def _report_experts(session: Any) -> None:
     """Per layer and expert: tokens, load, compute and merge time."""
     stats = session.stats()
-    click.echo(f"{'layer':>5} {'expert':>6} {'tokens':>9} {'load ms':>10} {'compute ms':>11} {'merge ms':>10}", err=True)
+    click.echo(
+        f"{'layer':>5} {'expert':>6} {'tokens':>9} {'load ms':>10} {'compute ms':>11} {'merge ms':>10}", err=True
+    )
     for layer, row in enumerate(stats["expert_tokens"]):
         for expert, tokens in enumerate(row):
             if not stats["expert_tokens"][layer].any():
@@ -100,7 +115,7 @@ def _bytes(size: float) -> str:
     return f"{size:.2f} GB"
 
 
-# ---- Commands ---------------------------------------------------------------------------------------------------------
+# ---- Commands ------------------------------------------------------------------------------------------------------
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -109,33 +124,81 @@ def cli() -> None:
     """Mixture-of-Experts language models on CPUs."""
 
 
+def _progress_bar() -> Callable[[int, int], None] | None:
+    """A bar on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        share = done / total if total else 1.0
+        bar = "#" * int(30 * share)
+        sys.stderr.write(f"\r[{bar:<30}] {share:4.0%} of {_bytes(total)}" + ("\n" if done >= total else ""))
+        sys.stderr.flush()
+
+    return show
+
+
+@cli.command()
+@click.argument("src")
+@click.argument("dst")
+@click.option(
+    "--dtype",
+    type=click.Choice(["f32", "f16", "bf16", "q8", "source"]),
+    default="q8",
+    show_default=True,
+    help="Of the weights; source: as the checkpoint has them.",
+)
+@click.option(
+    "--scale-rule",
+    type=click.Choice(["least_squares", "percentile", "max"]),
+    default="least_squares",
+    show_default=True,
+    help="How the row scales of q8 are chosen.",
+)
+@click.option("--threads", type=click.IntRange(1, 256), metavar="T", help="Default: the processors there are.")
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+def convert(src: str, dst: str, dtype: str, scale_rule: str, threads: int | None, quiet: bool) -> None:
+    """Convert a Hugging Face checkpoint (folder SRC, or a Hub name) into the .colibri file DST."""
+    from .convert import format_summary
+
+    progress = None if quiet else _progress_bar()
+    summary = colibri.convert(src, dst, dtype, scale_rule=scale_rule, num_threads=threads, progress=progress)
+    if not quiet:
+        _write(format_summary(summary) + "\n")
+
+
 @cli.command()
 @click.argument("prompt", default=_PROMPT)
 @_model_option
-@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Default: 128, or what there is room for.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, metavar="N")
 @_sampling_options
 @_session_options
 @click.option("--verbose", is_flag=True, help="Say what the model is, and the time of each layer and expert.")
 def run(
-    prompt: str, model_path: str | None, max_tokens: int | None, threads: int, isa: str | None,
-    experts_per_token: int | None, verbose: bool, **sampling: Any,
-) -> None:  # fmt: skip
+    prompt: str,
+    model_path: str | None,
+    max_tokens: int,
+    threads: int,
+    isa: str | None,
+    experts_per_token: int | None,
+    verbose: bool,
+    **sampling: Any,
+) -> None:
     """Continue PROMPT ("-" reads it from stdin; default: "Once upon a time")."""
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
-    with _open(model_path) as model, _session(model, threads, isa, experts_per_token) as session:
-        if verbose:
-            click.echo(repr(model), err=True)
-            stats = session.stats()
-            click.echo(
-                f"{stats['num_threads']} threads, {stats['isa']}, workspace {_bytes(stats['workspace_bytes'])}", err=True
-            )
-        for piece in session.generate(prompt, max_new_tokens=max_tokens, stream=True, **sampling):
-            _write(piece)
-        _write("\n")
-        _report_speed(session)
-        if verbose:
-            _report_experts(session)
+    with _open(model_path) as model:
+        ids = model.tokenize(prompt)
+        room = len(ids) + max_tokens - 1  # the last new token need not enter the cache
+        with _session(model, threads, isa, experts_per_token, max_seq_len=max(room, 1)) as session:
+            if verbose:
+                _report_setting(session)
+            for piece in session.generate(ids, max_new_tokens=max_tokens, stream=True, **sampling):
+                _write(piece)
+            _write("\n")
+            _report_speed(session)
+            if verbose:
+                _report_experts(session)
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -157,9 +220,14 @@ def _lines(interactive: bool) -> Iterator[str]:
 @_sampling_options
 @_session_options
 def chat(
-    model_path: str | None, system: str | None, max_tokens: int | None, threads: int, isa: str | None,
-    experts_per_token: int | None, **sampling: Any,
-) -> None:  # fmt: skip
+    model_path: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    threads: int,
+    isa: str | None,
+    experts_per_token: int | None,
+    **sampling: Any,
+) -> None:
     """Talk to a model that has a chat template. One line is one message; "/exit" or the end of input ends."""
     from .chat import ChatTemplate
 
@@ -199,7 +267,7 @@ def tokenize(text: str, model_path: str | None, decode: bool, no_special: bool, 
     if as_json:
         _write(json.dumps({"ids": ids, "pieces": pieces}, ensure_ascii=False) + "\n")
     else:
-        _write("".join(f"{i}\t{json.dumps(piece, ensure_ascii=False)}\n" for i, piece in zip(ids, pieces)))
+        _write("".join(f"{i}\t{json.dumps(piece, ensure_ascii=False)}\n" for i, piece in zip(ids, pieces, strict=True)))
 
 
 def _parse_ids(text: str) -> list[int]:
@@ -212,27 +280,30 @@ def _parse_ids(text: str) -> list[int]:
 
 
 @cli.command()
-@click.argument("model_path", metavar="MODEL")
+@click.argument("model_path", metavar="[MODEL]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--no-tensors", is_flag=True, help="Leave out the table of tensors.")
-def inspect(model_path: str, as_json: bool, no_tensors: bool) -> None:
-    """Say what is in a .colibri file."""
-    with colibri.Model(model_path) as model:
-        config, tensors, metadata = model.config, list(model.tensors()), model.metadata
+def inspect(model_path: str | None, as_json: bool, no_tensors: bool) -> None:
+    """Say what is in a .colibri file; default: the shipped demo model."""
+    with _open(model_path) as model:
+        path, config, tensors, metadata = model.path, model.config, list(model.tensors()), model.metadata
     weights = sum(t["size"] for t in tensors if t["dtype"] != "bytes")
     bits = 8 * weights / config["num_parameters"] if config["num_parameters"] else 0.0
     summary = {**config, "weight_bytes": weights, "bits_per_weight": round(bits, 3)}
     if as_json:
-        value = {"path": model_path, **summary, "metadata": metadata}
+        value = {"path": path, **summary, "metadata": metadata}
         _write(json.dumps(value if no_tensors else {**value, "tensors": tensors}, ensure_ascii=False) + "\n")
         return
-    lines = [f"{'path':<26}{model_path}"]
+    lines = [f"{'path':<26}{path}"]
     for name, value in summary.items():
         note = f"  ({_bytes(value)})" if name in ("file_size", "active_bytes", "weight_bytes") else ""
         lines.append(f"{name:<26}{', '.join(map(str, value)) if isinstance(value, list) else value}{note}")
     lines += [f"{'metadata.' + str(name):<26}{value}" for name, value in metadata.items()]
     if not no_tensors:
-        lines += ["", f"{'layer':>5}  {'role':<16}{'dtype':<7}{'count':>6}{'rows':>9}{'k':>9}{'bytes':>14}{'offset':>15}"]
+        lines += [
+            "",
+            f"{'layer':>5}  {'role':<16}{'dtype':<7}{'count':>6}{'rows':>9}{'k':>9}{'bytes':>14}{'offset':>15}",
+        ]
         for t in tensors:
             layer = "-" if t["layer"] is None else str(t["layer"])
             lines.append(
@@ -243,13 +314,13 @@ def inspect(model_path: str, as_json: bool, no_tensors: bool) -> None:
 
 
 @cli.command()
-@click.argument("model_path", metavar="MODEL")
-def verify(model_path: str) -> None:
-    """Read a whole .colibri file and compare all its checksums."""
-    with colibri.Model(model_path) as model:
+@click.argument("model_path", metavar="[MODEL]", required=False)
+def verify(model_path: str | None) -> None:
+    """Read a whole .colibri file (default: the shipped demo model) and compare all its checksums."""
+    with _open(model_path) as model:
         model.verify()
         count = sum(1 for _ in model.tensors())
-        _write(f"{model_path}: {count} payloads, {_bytes(model.config['file_size'])}, every checksum is right\n")
+        _write(f"{model.path}: {count} payloads, {_bytes(model.config['file_size'])}, every checksum is right\n")
 
 
 @cli.command()
@@ -260,9 +331,15 @@ def verify(model_path: str) -> None:
 @_session_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
-    model_path: str | None, prompt_tokens: int, gen_tokens: int, repeat: int, threads: int, isa: str | None,
-    experts_per_token: int | None, as_json: bool,
-) -> None:  # fmt: skip
+    model_path: str | None,
+    prompt_tokens: int,
+    gen_tokens: int,
+    repeat: int,
+    threads: int,
+    isa: str | None,
+    experts_per_token: int | None,
+    as_json: bool,
+) -> None:
     """Measure prefill and decode speed."""
     from .bench import measure
 
@@ -280,11 +357,11 @@ def bench(
         f"prefill  {prompt_tokens} tokens: {result['prefill_tokens_per_s']:.1f} tokens/s\n"
         f"decode   {gen_tokens} tokens: {result['decode_tokens_per_s']:.1f} tokens/s; ms per token: "
         f"p50 {ms['p50']:.3f}, p90 {ms['p90']:.3f}, p99 {ms['p99']:.3f}, max {ms['max']:.3f}\n"
-        f"weights  {_bytes(result['weight_bytes_per_token'])} read per decoded token, {result['weight_gb_per_s']:.2f} GB/s\n"
+        f"weights  {_bytes(result['weight_bytes_per_token'])} per decoded token, {result['weight_gb_per_s']:.2f} GB/s\n"
     )
 
 
-# ---- Entry point ------------------------------------------------------------------------------------------------------
+# ---- Entry point ---------------------------------------------------------------------------------------------------
 
 
 def _fail(message: str, status: int) -> NoReturn:
@@ -300,10 +377,8 @@ def _fail(message: str, status: int) -> NoReturn:
 
 def _quiet_stdout() -> None:
     """Point stdout at nothing, so that the interpreter's last flush into a closed pipe or full disk says nothing."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
 
 
 def _usage(error: click.UsageError) -> NoReturn:
@@ -334,6 +409,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as exc:
         _quiet_stdout()
         _fail(f"{exc.filename}: {exc.strerror}" if exc.filename else (exc.strerror or str(exc)), 1)
-    except Exception as exc:  # noqa: BLE001 - a traceback helps no user
+    except Exception as exc:
         _fail(f"{type(exc).__name__}: {exc}", 1)
     raise SystemExit(status if isinstance(status, int) else 0)

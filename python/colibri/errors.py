@@ -1,7 +1,7 @@
 """The exceptions of the package: one class per status of the C library.
 
-Everything that can go wrong raises a :class:`ColibriError`. Its text is one sentence that names the thing, the number and
-the remedy; ``status`` is the number of the ``COLIBRI_ERR_*`` constant of ``colibri.h``.
+Everything that can go wrong raises a :class:`ColibriError`. Its text is one sentence that names the thing, the number
+and the remedy; ``status`` is the number of the ``COLIBRI_ERR_*`` constant of ``colibri.h``.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class ThreadError(ColibriError):
 
 
 class ConversionError(ColibriError):
-    """A checkpoint could not be converted: a tensor missing or left over, an unknown family or setting, damaged input."""
+    """A checkpoint could not be converted: a tensor missing or left over, an unknown family or setting, damaged
+    input.
+    """
 
 
 ERROR_CLASSES: dict[int, type[ColibriError]] = {

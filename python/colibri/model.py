@@ -29,6 +29,14 @@ def _path_bytes(path: str | os.PathLike[str]) -> bytes:
     return name
 
 
+def _utf8(text: str) -> bytes:
+    """UTF-8 bytes; lone surrogates give the bytes they stand for (PEP 383), or bytes that are read as U+FFFD."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
 def token_array(tokens: Iterable[int]) -> ctypes.Array[ctypes.c_int32]:
     """Token ids as a C array. Raises TokenError for what is not a 32-bit integer; the library checks the vocabulary."""
     if isinstance(tokens, (str, bytes)):
@@ -99,8 +107,8 @@ class Model:
     @property
     def config(self) -> dict[str, Any]:
         """What the file says of its model: a new dict of integers, strings and lists. Sizes count elements, ``*_bytes``
-        and ``file_size`` bytes; ``dtype`` is the experts' ("f32", "f16", "bf16", "q8"); ``bos_token`` is None if the model
-        has none; ``active_bytes`` are the weight bytes one decoded token reads."""
+        and ``file_size`` bytes; ``dtype`` is the experts' ("f32", "f16", "bf16", "q8"); ``bos_token`` is None if the
+        model has none; ``active_bytes`` are the weight bytes one decoded token reads."""
         return {**self._config, "eos_tokens": list(self._config["eos_tokens"])}
 
     def _text(self, function: str) -> str | None:
@@ -175,7 +183,7 @@ class Model:
         """Text to ids, `flags` COLIBRI_TOKENIZE_*."""
         if not isinstance(text, (str, bytes)):
             raise InvalidArgumentError(f"text must be str or bytes, not {type(text).__name__}")
-        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        data = _utf8(text) if isinstance(text, str) else text
         capacity = len(data) + 16
         count = ctypes.c_size_t()
         while True:
@@ -213,10 +221,12 @@ class Model:
         return self._handle.closed
 
     def close(self) -> None:
-        """Drop the file. Sessions that use it go on; calls on this object raise StateError. Closing twice is harmless."""
+        """Drop the file. Sessions that use it go on; calls on this object raise StateError. Closing twice is
+        harmless.
+        """
         self._finalizer()
 
-    def __enter__(self) -> Model:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> Model:
         return self
 
     def __exit__(

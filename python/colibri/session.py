@@ -64,7 +64,9 @@ class Generation:
     tokens: tuple[int, ...]
     seconds: float
     finish_reason: str
-    """"eos": the model ended the text; "length": ``max_new_tokens`` was reached; "stopped": the caller stopped early."""
+    """"eos": the model ended the text; "length": ``max_new_tokens`` was reached; "stopped": the caller stopped
+    early.
+    """
 
 
 class Session:
@@ -76,7 +78,8 @@ class Session:
         max_seq_len: tokens per slot; None: what the model was made for, at most 4096.
         num_threads: including the caller's; None or 0: one per physical core.
         isa: "ref", "avx2", "avx512", …; None: the best this machine has. Results do not depend on it.
-        outputs: what forward returns. "all": logits of every token; "last": of the last one; "hidden": final hidden states.
+        outputs: what forward returns. "all": logits of every token; "last": of the last one; "hidden": final hidden
+            states.
         top_k: experts per token; None or 0: the model's.
         dtype: "f32", "f16", "bf16" or "q8", which the file must have; None: any.
         kv_dtype: "f32" or "f16" of the KV cache; None: f32 for f32 files, else f16.
@@ -88,8 +91,9 @@ class Session:
         InvalidArgumentError: a value out of range or an unknown option.
         IsaError: an instruction set that is not there. UnsupportedError, OutOfMemoryError, ThreadError.
 
-    Results are the same bits whatever the threads, the batch, the cutting of the input, and the instruction set. A session
-    runs one call at a time; calls from several threads wait for each other. Different sessions run at the same time.
+    Results are the same bits whatever the threads, the batch, the cutting of the input, and the instruction set. A
+    session runs one call at a time; calls from several threads wait for each other. Different sessions run at the same
+    time.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class Session:
                 if log is not None:
                     name = "warning" if level == _ffi.COLIBRI_LOG_WARNING else "info"
                     log(name, message.decode("utf-8", "replace"))
-            except BaseException as exc:  # noqa: BLE001 - raised again below
+            except BaseException as exc:
                 raised.append(exc)
 
         if log is not None:
@@ -177,7 +181,9 @@ class Session:
     # ---- Forward passes ----
 
     def _infer(self, ctx: int, batch: Sequence[Any]) -> ColibriError | None:
-        """Run a batch of C token arrays, one per slot. Returns the error of slots that became not finite; raises others."""
+        """Run a batch of C token arrays, one per slot. Returns the error of slots that became not finite; raises
+        others.
+        """
         library = _ffi.lib()
         lengths = (ctypes.c_int32 * len(batch))(*map(len, batch))
         packed = (ctypes.c_int32 * sum(lengths))()
@@ -240,8 +246,10 @@ class Session:
         return results
 
     def forward(self, tokens: Iterable[int]) -> FloatArray:
-        """Append tokens to slot 0 and run them: float32 [tokens, vocab] ("last": [1, vocab]; "hidden": [tokens, hidden]).
-        Errors as :meth:`forward_batch`; an empty list is an InvalidArgumentError."""
+        """Append tokens to slot 0 and run them: float32 [tokens, vocab], "last": [1, vocab], "hidden": [tokens, width].
+
+        Errors as :meth:`forward_batch`; an empty list is an InvalidArgumentError.
+        """
         return self.forward_batch([tokens])[0]
 
     # ---- Slots ----
@@ -290,7 +298,9 @@ class Session:
         repetition_penalty: float = 1.0,
         seed: int = 0,
     ) -> int:
-        """The slot's next token, chosen from its latest logits; it is not appended. Settings: :func:`colibri.sampling`."""
+        """The slot's next token, chosen from its latest logits; it is not appended. Settings:
+        :func:`colibri.sampling`.
+        """
         slot = self._check_slot(slot)
         settings = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
         with self._use() as ctx:
@@ -344,7 +354,8 @@ class Session:
             The new text alone, str; an iterator of str with `stream`. ``last_generation`` then has figures.
 
         Raises:
-            SlotFullError: prompt and new tokens exceed ``max_seq_len``. InvalidArgumentError: empty prompt, bad setting.
+            SlotFullError: prompt and new tokens exceed ``max_seq_len``. InvalidArgumentError: empty prompt, bad
+                setting.
             NoTokenizerError: the file holds no tokenizer; use forward and sample with ids.
         """
         slot = self._check_slot(slot)
@@ -356,10 +367,14 @@ class Session:
         kept = {"nothing": 0, "prefix": self._shared_prefix(slot, ids), "all": self.length(slot)}[keep]
         fresh = ids if keep == "all" else ids[kept:]
         room = self.max_seq_len - kept - len(fresh) + 1  # the last new token need not enter the cache
-        limit = max(0, min(128, room)) if max_new_tokens is None else as_int("max_new_tokens", max_new_tokens, 0, _INT32_MAX)
+        limit = (
+            max(0, min(128, room))
+            if max_new_tokens is None
+            else as_int("max_new_tokens", max_new_tokens, 0, _INT32_MAX)
+        )
         if room < max(limit, 1):
             raise SlotFullError(
-                f"slot {slot} holds {self.max_seq_len} tokens: {kept + len(fresh)} of the prompt and {limit} new ones do not "
+                f"slot {slot} holds {self.max_seq_len} tokens; {kept + len(fresh)} of prompt and {limit} new do not "
                 f"fit; make the session with max_seq_len {kept + len(fresh) + max(limit, 1) - 1} or more"
             )
         pieces = self._run(slot, kept, fresh, limit, settings, self._eos if stop_at_eos else frozenset(), special)
@@ -379,7 +394,9 @@ class Session:
         return ids
 
     def _shared_prefix(self, slot: int, ids: list[int]) -> int:
-        """How many of the prompt's tokens the slot already holds. The last one is always run again, to have its logits."""
+        """How many of the prompt's tokens the slot already holds. The last one is always run again, to have its
+        logits.
+        """
         held = self._ids[slot][: self.length(slot)]
         shared = 0
         while shared < min(len(held), len(ids) - 1) and held[shared] == ids[shared]:
@@ -389,7 +406,9 @@ class Session:
     def _run(
         self, slot: int, kept: int, fresh: list[int], limit: int, settings: Any, stops: frozenset[int], special: bool
     ) -> Iterator[str]:
-        """Prefill `fresh` after the slot's first `kept` tokens, then sample up to `limit` tokens; yields pieces of text."""
+        """Prefill `fresh` after the slot's first `kept` tokens, then sample up to `limit` tokens; yields pieces of
+        text.
+        """
         text = TextStream(self.model, special)
         made: list[int] = []
         reason = "stopped"
@@ -461,14 +480,16 @@ class Session:
 
         ``num_threads``, ``isa``, ``num_layers``, ``num_experts``; ``workspace_bytes``, ``kv_bytes``; ``infer_calls``,
         ``prompt_tokens``, ``decode_tokens``, ``weight_bytes``; times in nanoseconds: ``infer_ns``, ``last_infer_ns``,
-        ``attention_ns``, ``router_ns``, ``experts_ns``, ``head_ns``. Per expert, uint64 arrays [layers, experts] (zero rows
-        for dense layers): ``expert_tokens``, ``expert_calls``, ``expert_load_ns``, ``expert_compute_ns``,
+        ``attention_ns``, ``router_ns``, ``experts_ns``, ``head_ns``. Per expert, uint64 arrays [layers, experts] (zero
+        rows for dense layers): ``expert_tokens``, ``expert_calls``, ``expert_load_ns``, ``expert_compute_ns``,
         ``expert_merge_ns``.
         """
         stats = _ffi.colibri_stats_t.init()
         with self._use() as ctx:
             _ffi.check(_ffi.lib().colibri_stats(ctx, ctypes.byref(stats)))
-            result = {name: getattr(stats, name) for name, *_ in stats._fields_ if name not in ("struct_size", "reserved0")}
+            result = {
+                name: getattr(stats, name) for name, *_ in stats._fields_ if name not in ("struct_size", "reserved0")
+            }
             result["isa"] = (_ffi.lib().colibri_isa_name(stats.isa) or b"").decode()
             result.update(self._expert_stats(ctx, stats.num_layers, stats.num_experts))
         return result
@@ -501,7 +522,7 @@ class Session:
         """Stop the threads and free the memory, when a running call has ended. Closing twice is harmless."""
         self._finalizer()
 
-    def __enter__(self) -> Session:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(
