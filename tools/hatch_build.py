@@ -56,17 +56,13 @@ def build_library(root: Path, target: str, prefix: Path, cache: Path) -> None:
     command = [sys.executable, "-m", "ziglang", "build", "so", f"-Dtarget={target}"]
     command += [f"-Dcpu={os.environ.get('COLIBRI_CPU') or 'baseline'}", "-Doptimize=ReleaseFast"]
     command += ["--prefix", str(prefix), "--cache-dir", str(cache)]
-    result = subprocess.run(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    result = subprocess.run(command, cwd=root, **output)
     if result.returncode != 0:
-        hint = (
-            "the Python package 'ziglang' (zig 0.16.0) is a build requirement"
-            if "No module named" in result.stdout
-            else ""
-        )
+        missing = "No module named" in result.stdout
+        hint = ": install the Python package ziglang (0.16.0)" if missing else ""
         raise RuntimeError(
-            f"building the C library for {target} failed (exit status {result.returncode}) {hint}\n"
+            f"building the C library for {target} failed (exit status {result.returncode}){hint}\n"
             f"command: {' '.join(command)}\n{result.stdout}"
         )
 
@@ -90,11 +86,18 @@ class ColibriBuildHook(BuildHookInterface):
             work, cache = Path(self.scratch.name) / "out", Path(self.scratch.name) / "cache"
         build_library(root, name, work, cache)
         if version == "editable":  # the package is used where it lies
-            shutil.copy2(work / target.built, root / "python" / "colibri" / target.name)
+            self.replace(work / target.built, root / "python" / "colibri" / target.name)
         else:
             build_data["force_include"][str(work / target.built)] = f"colibri/{target.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{target.platform_tag}"  # py3-none: ctypes needs no Python ABI
+
+    @staticmethod
+    def replace(source: Path, destination: Path) -> None:
+        """Copy beside the destination, then rename: a program that has the old library loaded keeps it."""
+        beside = destination.with_name(f".{destination.name}.{os.getpid()}")
+        shutil.copy2(source, beside)
+        os.replace(beside, destination)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self.scratch:
