@@ -64,6 +64,7 @@ const tests = [_][]const u8{
     "test_threads",
     "test_math",
     "test_kernels",
+    "test_avx512",
     "test_pack",
     "test_format",
     "test_session",

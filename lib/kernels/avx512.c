@@ -39,12 +39,15 @@ FLOAT_TILES(bf16)
 
 /* ---- Products with q8 weights ---- */
 
-COLI_INLINE __m512i step(const uint8_t *w, uint32_t c) { return _mm512_load_si512(w + (size_t)c * 16); }
+typedef int16_t v32s __attribute__((vector_size(64), may_alias));
 
-COLI_INLINE __m512i four(const int8_t *x, uint32_t c) {
-    int32_t bytes;
-    memcpy(&bytes, x + c, 4);
-    return _mm512_set1_epi32(bytes);
+COLI_INLINE v16i step(const uint8_t *w, uint32_t c) { return *(const v16i *)(const void *)(w + (size_t)c * 16); }
+
+/* Four activations in every lane. */
+COLI_INLINE v16i four(const int8_t *x, uint32_t c) {
+    int32_t i;
+    memcpy(&i, x + c, 4);
+    return (v16i){ i, i, i, i, i, i, i, i, i, i, i, i, i, i, i, i };
 }
 
 /* With VNNI: four products of a lane are summed in one instruction, whose first side is unsigned: w + 128 is w with its sign
@@ -54,19 +57,24 @@ TARGET_VNNI COLI_INLINE void q8_tile_vnni(const coli_matmul_t *m, uint32_t b, ui
     const uint8_t *w = m->w + b * m->block_bytes;
     const int8_t *x[MAX_VECTORS];
     int32_t excess[MAX_VECTORS];
-    v16i acc[SUPERBLOCK][MAX_VECTORS];
+    v16i acc[SUPERBLOCK][MAX_VECTORS], flipped[SUPERBLOCK];
     gather_q8(m, t, x, excess, nt, bits);
     UNROLL for (int i = 0; i < nb; i++)
         UNROLL for (int v = 0; v < nv; v++) acc[i][v] = (v16i){ 0 };
     for (uint32_t c = 0; c < m->k; c += 4) {
-        __m512i flipped[SUPERBLOCK];
-        UNROLL for (int i = 0; i < nb; i++)
-            flipped[i] = _mm512_xor_si512(step(w + (size_t)i * m->block_bytes, c), _mm512_set1_epi8(-128));
-        UNROLL for (int v = 0; v < nv; v++)
-            UNROLL for (int i = 0; i < nb; i++) acc[i][v] = (v16i)_mm512_dpbusd_epi32((__m512i)acc[i][v], flipped[i], four(x[v], c));
+        UNROLL for (int i = 0; i < nb; i++) flipped[i] = step(w + (size_t)i * m->block_bytes, c) ^ (int32_t)0x80808080;
+        UNROLL for (int v = 0; v < nv; v++) {
+            v16i xs = four(x[v], c);
+            UNROLL for (int i = 0; i < nb; i++)
+                acc[i][v] = (v16i)_mm512_dpbusd_epi32((__m512i)acc[i][v], (__m512i)flipped[i], (__m512i)xs);
+        }
     }
     finish_q8(m, b, t, acc, excess, nb, nt, bits);
 }
+
+COLI_INLINE v32s even_bytes(v16i v) { return (v32s)((v32s)((v32s)v << 8) >> 8); } /* with their signs, as 16 bits */
+COLI_INLINE v32s odd_bytes(v16i v) { return (v32s)v >> 8; }
+COLI_INLINE v16i madd(v32s a, v32s b) { return (v16i)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
 
 /* Without: even and odd bytes as 16-bit numbers, products added in pairs. */
 COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const int nb, const int nt, const int bits) {
@@ -80,12 +88,11 @@ COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const i
         UNROLL for (int v = 0; v < nv; v++) acc[i][v] = (v16i){ 0 };
     for (uint32_t c = 0; c < m->k; c += 4)
         UNROLL for (int i = 0; i < nb; i++) {
-            __m512i all = step(w + (size_t)i * m->block_bytes, c);
-            __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8), odd = _mm512_srai_epi16(all, 8);
+            v16i all = step(w + (size_t)i * m->block_bytes, c);
+            v32s even = even_bytes(all), odd = odd_bytes(all);
             UNROLL for (int v = 0; v < nv; v++) {
-                __m512i xs = four(x[v], c);
-                __m512i x_even = _mm512_srai_epi16(_mm512_slli_epi16(xs, 8), 8), x_odd = _mm512_srai_epi16(xs, 8);
-                acc[i][v] += (v16i)_mm512_madd_epi16(even, x_even) + (v16i)_mm512_madd_epi16(odd, x_odd);
+                v16i xs = four(x[v], c);
+                acc[i][v] += madd(even, even_bytes(xs)) + madd(odd, odd_bytes(xs));
             }
         }
     memset(excess, 0, sizeof excess);
