@@ -220,7 +220,7 @@ colibri_status_t colibri_stream_token(const colibri_model_t *model, colibri_stre
     colibri_status_t status = coli_struct_in(stream, sizeof *stream, sizeof *stream, "stream", NULL);
     if (status == COLIBRI_OK) status = check_text(model, stream->flags, COLIBRI_DETOKENIZE_SPECIAL, text, capacity, bytes);
     if (status != COLIBRI_OK) return status;
-    if (stream->num_pending > sizeof stream->pending || stream->started > 1) {
+    if (stream->num_pending > sizeof stream->pending || stream->started > 3) {
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
                          "the stream's state is damaged (started %u, num_pending %u); begin with "
                          "COLIBRI_STREAM_INIT",
