@@ -8,15 +8,15 @@ usage: convert.py --model SRC --output DST [--quantize int8|none] [--dtype f32|f
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import warnings
 from pathlib import Path
 
-try:
-    import colibri.convert
-except ImportError:  # run from a source tree
+if importlib.util.find_spec("colibri") is None:  # not installed: run from the source tree
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-    import colibri.convert
+
+from colibri.convert import DTYPES, ConversionError, ConversionWarning, convert, format_summary  # noqa: E402
 
 
 def main() -> int:
@@ -26,15 +26,15 @@ def main() -> int:
     parser.add_argument("--output", required=True, help="file to write")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--quantize", choices=("int8", "none"), default="none", help="int8: rotated 8-bit weights")
-    kinds.add_argument("--dtype", choices=colibri.convert.DTYPES, help="type of the stored weights")
+    kinds.add_argument("--dtype", choices=DTYPES, help="type of the stored weights")
     parser.add_argument("--scale-rule", choices=("least_squares", "percentile", "max"), default="least_squares")
     parser.add_argument("--threads", type=int, help="default: all processors")
     options = parser.parse_args()
     dtype = options.dtype or ("q8" if options.quantize == "int8" else "source")
-    warnings.simplefilter("ignore", colibri.convert.ConversionWarning)  # they stand in the summary
+    warnings.simplefilter("ignore", ConversionWarning)  # they stand in the summary
     show = _Progress(sys.stderr.isatty())
     try:
-        summary = colibri.convert.convert(
+        summary = convert(
             options.model,
             options.output,
             dtype,
@@ -42,7 +42,7 @@ def main() -> int:
             num_threads=options.threads,
             progress=show,
         )
-    except colibri.convert.ConversionError as error:
+    except ConversionError as error:
         show.end()
         print(f"convert.py: {error}", file=sys.stderr)
         return 1
@@ -51,7 +51,7 @@ def main() -> int:
         print("convert.py: interrupted, nothing was written", file=sys.stderr)
         return 130
     show.end()
-    print(colibri.convert.format_summary(summary))
+    print(format_summary(summary))
     return 0
 
 
