@@ -1,10 +1,10 @@
 """Write lib/model/unicode_data.c: character classes and canonical composition for the tokenizer.
 
-The tokenizer must agree with Hugging Face `tokenizers` on every code point, so its tables are measured there rather than taken from a
-Unicode release: classes with the regular expressions the pre-tokenizers use (Oniguruma; \\p{L} and the like), composition with its NFC
-and NFD normalizers. The two come from different Unicode versions, which is exactly why they are measured.
+The tokenizer must agree with Hugging Face `tokenizers` on every code point, so its tables are measured there rather than
+taken from a Unicode release: classes with the regular expressions the pre-tokenizers use (Oniguruma; \\p{L} and the
+like; Unicode 16 in tokenizers 0.23), composition with its NFC and NFD normalizers (Unicode 12 there).
 
-    pip install tokenizers && python tools/gen_unicode.py     # run by hand when `tokenizers` moves to a newer Unicode; takes a minute
+    pip install tokenizers && python tools/gen_unicode.py     # by hand, when `tokenizers` moves to a newer Unicode
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def class_table() -> list[int]:
 
 
 def two_level(table: list[int]) -> tuple[list[int], list[int], int]:
-    """(block number of each BLOCK code points, nibble-packed blocks, code points covered); the uncovered tail is class 0."""
+    """(block number of each BLOCK code points, nibble-packed blocks, code points covered); the tail is class 0."""
     end = max(i for i, value in enumerate(table) if value) // BLOCK * BLOCK + BLOCK
     blocks: dict[tuple[int, ...], int] = {}
     index = [blocks.setdefault(tuple(table[i : i + BLOCK]), len(blocks)) for i in range(0, end, BLOCK)]
@@ -94,7 +94,7 @@ def combining_classes(nfd: NFD) -> dict[int, int]:
 
 
 def decompositions(nfc: NFC, nfd: NFD) -> list[tuple[int, int, int, bool]]:
-    """Sorted (code point, first, second or 0, whether the pair composes back); `first` may decompose further. No Hangul."""
+    """Sorted (code point, first, second or 0, whether the pair composes back); `first` may decompose. No Hangul."""
     full = {}
     for c in CODE_POINTS:
         text = nfd.normalize_str(chr(c))
@@ -118,8 +118,8 @@ def decompositions(nfc: NFC, nfd: NFD) -> list[tuple[int, int, int, bool]]:
 
 
 def unsafe_ranges(rows: list[tuple[int, int, int, bool]], ccc: dict[int, int], nfc: NFC) -> list[tuple[int, int, int]]:
-    """Sorted (first, last, ccc) of code points that NFC may change or move or join to what stands before them. Hangul's V and T
-    jamo are among them with ccc 0."""
+    """Sorted (first, last, ccc) of code points that NFC may change or move or join to what stands before them. Hangul's
+    V and T jamo are among them with ccc 0."""
     unsafe = dict(ccc)
     for c, _, second, composes in rows:
         if not composes or nfc.normalize_str(chr(c)) != chr(c):
@@ -155,7 +155,9 @@ def main() -> None:
     rows = decompositions(nfc, nfd)
     ranges = unsafe_ranges(rows, combining_classes(nfd), nfc)
     starts = [row[0] for row in rows]
-    composing = sorted((first, second, bisect.bisect_left(starts, c)) for c, first, second, composes in rows if composes)
+    composing = sorted(
+        (first, second, bisect.bisect_left(starts, c)) for c, first, second, composes in rows if composes
+    )
     size = len(index) + len(packed) + len(rows) * 8 + len(composing) * 2 + len(ranges) * 8
     text = f"""/* unicode_data.c: tables of lib/model/unicode.c. Written by tools/gen_unicode.py, do not edit.
  * Measured on `tokenizers` {tokenizers.__version__}: character classes of its regular expressions, and its NFC and NFD.
@@ -175,7 +177,9 @@ const uint32_t coli_class_end = 0x{end:X};
     text += "\n/* Rows of coli_decompositions that compose, sorted by (first, second). */\n"
     text += render("uint16_t", "coli_compositions", [str(i) for _, _, i in composing])
     text += f"const uint32_t coli_num_compositions = {len(composing)};\n"
-    text += "\n/* What NFC may change, move or join to the character before: sorted {first, count, combining class}. */\n"
+    text += (
+        "\n/* What NFC may change, move or join to the character before: sorted {first, count, combining class}. */\n"
+    )
     text += render("coli_unsafe_range", "coli_unsafe_ranges", [f"{{0x{a:X}, {b - a + 1}, {k}}}" for a, b, k in ranges])
     text += f"const uint32_t coli_num_unsafe_ranges = {len(ranges)};\n"
     TARGET.write_text(text, encoding="utf-8")
