@@ -1,5 +1,5 @@
-"""Packs a matrix by the format's specification, in plain numpy and float64: an oracle for tile layouts, and a stand-in for
-the C packer in tests that only care where bytes go. Only the "max" scale rule, whatever rule is asked for.
+"""Packs a matrix by the format's specification, in plain numpy and float64: an oracle for tile layouts, and a stand-in
+for the C packer in tests that only care where bytes go. Only the "max" scale rule, whatever rule is asked for.
 """
 
 from __future__ import annotations

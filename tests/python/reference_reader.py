@@ -1,5 +1,5 @@
-"""Reads a .colibri file by its specification alone (include/colibri_format.h), sharing no code with the package: the oracle
-of the converter's tests. Slow and plain on purpose.
+"""Reads a .colibri file by its specification alone (include/colibri_format.h), sharing no code with the package: the
+oracle of the converter's tests. Slow and plain on purpose.
 """
 
 from __future__ import annotations
@@ -12,18 +12,35 @@ from typing import Any
 import numpy as np
 
 ROLES = {
-    1: "embedding", 2: "final_norm", 3: "head", 4: "rope_inv_freq", 16: "attn_norm", 17: "attn_qkv", 18: "attn_qkv_bias",
-    19: "attn_q_norm", 20: "attn_k_norm", 21: "attn_out", 22: "attn_out_bias", 32: "mlp_norm", 33: "router", 34: "experts",
-    35: "shared_expert", 36: "shared_gate", 37: "dense_mlp", 64: "tokenizer", 65: "chat_template", 66: "metadata",
-}  # fmt: skip
+    1: "embedding",
+    2: "final_norm",
+    3: "head",
+    4: "rope_inv_freq",
+    16: "attn_norm",
+    17: "attn_qkv",
+    18: "attn_qkv_bias",
+    19: "attn_q_norm",
+    20: "attn_k_norm",
+    21: "attn_out",
+    22: "attn_out_bias",
+    32: "mlp_norm",
+    33: "router",
+    34: "experts",
+    35: "shared_expert",
+    36: "shared_gate",
+    37: "dense_mlp",
+    64: "tokenizer",
+    65: "chat_template",
+    66: "metadata",
+}
 PARAMS = (
-    "params_size params_version vocab_size hidden_size num_layers num_heads num_kv_heads head_dim rotary_dim max_position "
-    "attention_kind norm_kind qk_norm rope_kind rope_original_max router_kind norm_topk num_experts top_k moe_intermediate "
-    "shared_intermediate shared_gate dense_intermediate activation tied_embeddings"
+    "params_size params_version vocab_size hidden_size num_layers num_heads num_kv_heads head_dim rotary_dim "
+    "max_position attention_kind norm_kind qk_norm rope_kind rope_original_max router_kind norm_topk num_experts top_k "
+    "moe_intermediate shared_intermediate shared_gate dense_intermediate activation tied_embeddings"
 ).split()
 FLOATS = (
-    "rms_norm_eps rope_theta rope_factor rope_attention_factor clip_qkv attention_scale routed_scale embedding_scale "
-    "residual_scale logit_scale"
+    "rms_norm_eps rope_theta rope_factor rope_attention_factor clip_qkv attention_scale routed_scale "
+    "embedding_scale residual_scale logit_scale"
 ).split()
 F32, F16, BF16, Q8, BYTES = 0, 1, 2, 3, 16
 ITEM = {F32: 4, F16: 2, BF16: 2, Q8: 1}
@@ -73,7 +90,7 @@ def matrix_bytes(dtype: int, rows: int, k: int) -> int:
 
 
 class File:
-    """A parsed and checked file: `header`, `params`, `layers` [(kind, window)], `entries` {(role name, layer): entry}."""
+    """A parsed and checked file: `header`, `params`, `layers` [(kind, window)], `entries` {(role, layer): entry}."""
 
     def __init__(self, path: Path) -> None:
         self.data = Path(path).read_bytes()

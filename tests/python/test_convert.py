@@ -1,7 +1,8 @@
-"""The converter against an independent reader of the format: every family, every spelling, every fault. Needs only numpy.
+"""The converter against an independent reader of the format: every family, every spelling, every fault. Needs only
+numpy.
 
-Where the C library is not built, the numpy packer of reference_pack.py stands in for it: these tests are about which bytes
-go where, and about what is refused. test_pack_matches_reference compares the two.
+Where the C library is not built, the numpy packer of reference_pack.py stands in for it: these tests are about which
+bytes go where, and about what is refused. test_pack_matches_reference compares the two.
 """
 
 from __future__ import annotations
@@ -175,11 +176,30 @@ def test_params(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9], "pad_token_id": 0}')
     file = run(folder)
     want = {
-        "vocab_size": 101, "hidden_size": 72, "num_layers": 2, "num_heads": 3, "num_kv_heads": 1, "head_dim": 20,
-        "rotary_dim": 20, "max_position": 64, "qk_norm": 0, "norm_topk": 1, "num_experts": 5, "top_k": 3, "moe_intermediate": 40,
-        "shared_intermediate": 0, "dense_intermediate": 0, "bos_token": 1, "eos_token": [7, 9, 2], "pad_token": 0,
-        "model_type": "mixtral", "routed_scale": 1.0, "clip_qkv": 0.0, "tied_embeddings": 0, "rope_theta": 10000.0,
-    }  # fmt: skip
+        "vocab_size": 101,
+        "hidden_size": 72,
+        "num_layers": 2,
+        "num_heads": 3,
+        "num_kv_heads": 1,
+        "head_dim": 20,
+        "rotary_dim": 20,
+        "max_position": 64,
+        "qk_norm": 0,
+        "norm_topk": 1,
+        "num_experts": 5,
+        "top_k": 3,
+        "moe_intermediate": 40,
+        "shared_intermediate": 0,
+        "dense_intermediate": 0,
+        "bos_token": 1,
+        "eos_token": [7, 9, 2],
+        "pad_token": 0,
+        "model_type": "mixtral",
+        "routed_scale": 1.0,
+        "clip_qkv": 0.0,
+        "tied_embeddings": 0,
+        "rope_theta": 10000.0,
+    }
     assert {name: file.params[name] for name in want} == want
     assert file.params["attention_scale"] == pytest.approx(20**-0.5) and file.layers == [(1, 3), (1, 3)]
     header = {n: file.header[n] for n in ("num_layers", "num_experts", "top_k", "hidden_size", "intermediate_size")}
@@ -196,7 +216,13 @@ def test_same_input_same_bytes(folder):
 
 def test_family_flags(folder):
     cases = {
-        "qwen2_moe": {"norm_topk": 0, "shared_gate": 1, "shared_intermediate": 40, "dense_intermediate": 56, "moe_intermediate": 24},
+        "qwen2_moe": {
+            "norm_topk": 0,
+            "shared_gate": 1,
+            "shared_intermediate": 40,
+            "dense_intermediate": 56,
+            "moe_intermediate": 24,
+        },
         "qwen2_moe_window": {"norm_topk": 1},
         "qwen3_moe": {"norm_topk": 1, "qk_norm": 1, "head_dim": 32, "dense_intermediate": 0},
         "qwen3_moe_odd": {"norm_topk": 0, "dense_intermediate": 56},
@@ -204,7 +230,7 @@ def test_family_flags(folder):
         "deepseek": {"shared_intermediate": 40, "shared_gate": 0, "norm_topk": 0, "dense_intermediate": 56},
         "deepseek_odd": {"shared_intermediate": 20, "norm_topk": 1},
         "deepseek_top1": {"norm_topk": 0, "shared_intermediate": 0, "dense_intermediate": 0},
-    }  # fmt: skip
+    }
     for case, want in cases.items():
         tiny.save(folder, tiny.CASES[case])
         params = run(folder).params
@@ -213,9 +239,12 @@ def test_family_flags(folder):
 
 def test_windows(folder):
     wanted = {
-        "qwen2_moe": [0, 0, 0, 0], "qwen2_moe_window": [4, 0, 4, 0], "qwen2_moe_types": [0, 4], "qwen3_moe_odd": [5, 5],
+        "qwen2_moe": [0, 0, 0, 0],
+        "qwen2_moe_window": [4, 0, 4, 0],
+        "qwen2_moe_types": [0, 4],
+        "qwen3_moe_odd": [5, 5],
         "mixtral": [0, 0],
-    }  # fmt: skip
+    }
     for case, want in wanted.items():
         tiny.save(folder, tiny.CASES[case])
         assert [window for _, window in run(folder).layers] == want, case
@@ -446,15 +475,16 @@ def test_hub_name_without_huggingface_hub(tmp_path, monkeypatch):
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be"),
         ({"eos_token_id": "x"}, "eos_token_id must be"),
     ],
-)  # fmt: skip
+)
 def test_config_faults(folder, change, match):
     config = tiny.CASES["mixtral"]
     tiny.save(folder, {**config, **change}, tiny.weights(config))
     refuse(folder, match)
 
 
-@pytest.mark.parametrize("change, match", [({"scoring_func": "sigmoid"}, "scoring_func 'sigmoid'"),
-                                           ({"kv_lora_rank": 512}, "kv_lora_rank")])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, match", [({"scoring_func": "sigmoid"}, "scoring_func 'sigmoid'"), ({"kv_lora_rank": 512}, "kv_lora_rank")]
+)
 def test_deepseek_faults(folder, change, match):
     tiny.save(folder, tiny.deepseek(**change))
     refuse(folder, match)
@@ -470,9 +500,15 @@ def test_special_tokens_outside_the_vocabulary(folder):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", ["f32", "q8"])
 @pytest.mark.parametrize(
-    "name", ["model.embed_tokens.weight", "model.layers.1.block_sparse_moe.experts.3.w2.weight", "model.norm.weight",
-             "model.layers.0.self_attn.k_proj.weight", "model.layers.0.block_sparse_moe.gate.weight"]
-)  # fmt: skip
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.block_sparse_moe.experts.3.w2.weight",
+        "model.norm.weight",
+        "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.0.block_sparse_moe.gate.weight",
+    ],
+)
 @pytest.mark.skipif(not HAVE_LIBRARY, reason="the C packer makes this check")
 def test_not_finite_weight_is_named(folder, name, dtype, bad):
     config = tiny.CASES["mixtral"]
@@ -616,8 +652,10 @@ def test_file_size_limit(folder):
 def test_targets(folder, tmp_path):
     tiny.save(folder, tiny.CASES["mixtral"])
     for target, match in (
-        (tmp_path, "is a folder"), (tmp_path / "no" / "x", "no such folder"), (folder / "model.safetensors", "part of the checkpoint"),
-    ):  # fmt: skip
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x", "no such folder"),
+        (folder / "model.safetensors", "part of the checkpoint"),
+    ):
         with pytest.raises(ConversionError, match=match):
             convert(folder, target, "f32")
     link = tmp_path / "link.colibri"
@@ -681,8 +719,11 @@ def test_rope_spellings():
         {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **scaling}},
         {"rope_theta": 500.0, "rope_scaling": {"rope_type": "yarn", **scaling}},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **scaling}},
-        {"layer_types": ["full_attention"], "rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 500.0, **scaling}}},
-    ]  # fmt: skip
+        {
+            "layer_types": ["full_attention"],
+            "rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 500.0, **scaling}},
+        },
+    ]
     found = [rope(s) for s in spellings]
     assert {(r.kind, r.theta, r.attention_factor) for r in found} == {("yarn", 500.0, 1.5)}
     for r in found:

@@ -1,8 +1,8 @@
 """Tiny random checkpoints of every family, written by numpy alone and equal on every machine.
 
-A case is a config.json as a dictionary. `weights` makes its tensors under the names that the public models use (experts one
-by one, or packed), `save` writes a folder. Values come from a hash of tensor name and index, so nothing but this file
-defines them: golden data need not hold weights.
+A case is a config.json as a dictionary. `weights` makes its tensors under the names that the public models use
+(experts one by one, or packed), `save` writes a folder. Values come from a hash of tensor name and index, so nothing
+but this file defines them: golden data need not hold weights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,21 @@ Config = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 _BASE = {
-    "vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "attention_dropout": 0.0,
-}  # fmt: skip
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "attention_dropout": 0.0,
+}
 
 
 def _case(model_type: str, architecture: str, **changes: Any) -> Config:
@@ -38,41 +49,75 @@ def mixtral(**changes: Any) -> Config:
 def qwen2_moe(**changes: Any) -> Config:
     """6 experts, 4 per token, gated shared expert, layers 1 and 3 of 4 sparse."""
     base = {
-        "num_hidden_layers": 4, "num_key_value_heads": 4, "intermediate_size": 56, "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 4, "norm_topk_prob": False,
-        "decoder_sparse_step": 2, "mlp_only_layers": [], "use_sliding_window": False, "sliding_window": 4,
-        "max_window_layers": 3, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+        "sliding_window": 4,
+        "max_window_layers": 3,
+        "rms_norm_eps": 1e-6,
+    }
     return _case("qwen2_moe", "Qwen2MoeForCausalLM", **{**base, **changes})
 
 
 def qwen3_moe(**changes: Any) -> Config:
     """9 experts, 3 per token, head_dim 32 where hidden / heads is 16."""
     base = {
-        "head_dim": 32, "intermediate_size": 56, "moe_intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3,
-        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False,
-        "use_sliding_window": False, "sliding_window": None, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+        "head_dim": 32,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "num_experts": 9,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "rms_norm_eps": 1e-6,
+    }
     return _case("qwen3_moe", "Qwen3MoeForCausalLM", **{**base, **changes})
 
 
 def olmoe(**changes: Any) -> Config:
     """7 experts, 3 per token, head_dim 12, q and k norms over the whole width, clipped."""
     base = {
-        "hidden_size": 48, "intermediate_size": 20, "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False,
-        "attention_bias": False, "clip_qkv": 0.6,
-    }  # fmt: skip
+        "hidden_size": 48,
+        "intermediate_size": 20,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "attention_bias": False,
+        "clip_qkv": 0.6,
+    }
     return _case("olmoe", "OlmoeForCausalLM", **{**base, **changes})
 
 
 def deepseek(**changes: Any) -> Config:
     """6 routed experts, 3 per token, two shared ones, first layer dense."""
     base = {
-        "num_hidden_layers": 3, "num_key_value_heads": 4, "intermediate_size": 56, "moe_intermediate_size": 20,
-        "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
-        "moe_layer_freq": 1, "norm_topk_prob": False, "scoring_func": "softmax", "attention_bias": False,
-        "rms_norm_eps": 1e-6, "rope_scaling": None,
-    }  # fmt: skip
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "norm_topk_prob": False,
+        "scoring_func": "softmax",
+        "attention_bias": False,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+    }
     return _case("deepseek", "DeepseekForCausalLM", **{**base, **changes})
 
 
@@ -86,34 +131,85 @@ _YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 
 CASES: dict[str, Config] = {
     "mixtral": mixtral(),
-    "mixtral_odd": mixtral(hidden_size=72, num_attention_heads=3, num_key_value_heads=1, head_dim=20, num_local_experts=5,
-                           num_experts_per_tok=3, intermediate_size=40, sliding_window=3),
+    "mixtral_odd": mixtral(
+        hidden_size=72,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=20,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        intermediate_size=40,
+        sliding_window=3,
+    ),
     "mixtral_60": mixtral(num_local_experts=60, num_experts_per_tok=8, intermediate_size=17, num_hidden_layers=1),
     "mixtral_tied": mixtral(tie_word_embeddings=True, head_dim=None, num_local_experts=6, num_experts_per_tok=5),
     "mixtral_linear": mixtral(rope_scaling={"type": "linear", "factor": 2.0}, num_experts_per_tok=4),
     "mixtral_llama3": mixtral(**_rope(rope_type="llama3", **_LLAMA3), num_experts_per_tok=6),
     "qwen2_moe": qwen2_moe(),
-    "qwen2_moe_window": qwen2_moe(use_sliding_window=True, decoder_sparse_step=1, mlp_only_layers=[3], num_experts_per_tok=1,
-                                  norm_topk_prob=True),
-    "qwen2_moe_types": qwen2_moe(use_sliding_window=True, num_hidden_layers=2, decoder_sparse_step=1, num_experts_per_tok=6,
-                                 layer_types=["full_attention", "sliding_attention"], shared_expert_intermediate_size=19),
-    "qwen2_moe_yarn": qwen2_moe(num_hidden_layers=2, rope_scaling={"type": "yarn", "mscale": 0.8, "mscale_all_dim": 0.5, **_YARN}),
+    "qwen2_moe_window": qwen2_moe(
+        use_sliding_window=True, decoder_sparse_step=1, mlp_only_layers=[3], num_experts_per_tok=1, norm_topk_prob=True
+    ),
+    "qwen2_moe_types": qwen2_moe(
+        use_sliding_window=True,
+        num_hidden_layers=2,
+        decoder_sparse_step=1,
+        num_experts_per_tok=6,
+        layer_types=["full_attention", "sliding_attention"],
+        shared_expert_intermediate_size=19,
+    ),
+    "qwen2_moe_yarn": qwen2_moe(
+        num_hidden_layers=2, rope_scaling={"type": "yarn", "mscale": 0.8, "mscale_all_dim": 0.5, **_YARN}
+    ),
     "qwen3_moe": qwen3_moe(),
-    "qwen3_moe_odd": qwen3_moe(hidden_size=60, num_attention_heads=6, num_key_value_heads=3, head_dim=14, num_experts=5,
-                               num_experts_per_tok=2, moe_intermediate_size=33, attention_bias=True, use_sliding_window=True,
-                               sliding_window=5, mlp_only_layers=[0], norm_topk_prob=False),
-    "qwen3_moe_local": qwen3_moe(num_experts=None, num_local_experts=4, num_experts_per_tok=1, tie_word_embeddings=True),
-    "qwen3_moe_yarn": qwen3_moe(**_rope(rope_type="yarn", truncate=False, beta_fast=16, **_YARN), num_experts_per_tok=7),
+    "qwen3_moe_odd": qwen3_moe(
+        hidden_size=60,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=14,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=33,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=5,
+        mlp_only_layers=[0],
+        norm_topk_prob=False,
+    ),
+    "qwen3_moe_local": qwen3_moe(
+        num_experts=None, num_local_experts=4, num_experts_per_tok=1, tie_word_embeddings=True
+    ),
+    "qwen3_moe_yarn": qwen3_moe(
+        **_rope(rope_type="yarn", truncate=False, beta_fast=16, **_YARN), num_experts_per_tok=7
+    ),
     "olmoe": olmoe(),
-    "olmoe_bias": olmoe(attention_bias=True, num_experts=9, num_experts_per_tok=8, norm_topk_prob=True, clip_qkv=None,
-                        hidden_size=80, num_attention_heads=5, num_key_value_heads=5,
-                        rope_scaling={"rope_type": "llama3", **_LLAMA3}),
+    "olmoe_bias": olmoe(
+        attention_bias=True,
+        num_experts=9,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        clip_qkv=None,
+        hidden_size=80,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        rope_scaling={"rope_type": "llama3", **_LLAMA3},
+    ),
     "deepseek": deepseek(),
-    "deepseek_odd": deepseek(hidden_size=56, num_attention_heads=4, num_key_value_heads=2, n_routed_experts=7, n_shared_experts=1,
-                             num_experts_per_tok=4, moe_layer_freq=2, norm_topk_prob=True, attention_bias=True,
-                             rope_scaling={"type": "linear", "factor": 4.0}),
-    "deepseek_top1": deepseek(n_shared_experts=None, num_experts_per_tok=1, norm_topk_prob=True, first_k_dense_replace=0),
-}  # fmt: skip
+    "deepseek_odd": deepseek(
+        hidden_size=56,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        n_routed_experts=7,
+        n_shared_experts=1,
+        num_experts_per_tok=4,
+        moe_layer_freq=2,
+        norm_topk_prob=True,
+        attention_bias=True,
+        rope_scaling={"type": "linear", "factor": 4.0},
+    ),
+    "deepseek_top1": deepseek(
+        n_shared_experts=None, num_experts_per_tok=1, norm_topk_prob=True, first_k_dense_replace=0
+    ),
+}
 """Shapes and features of every family; head_dim, widths and expert counts that are no multiples of anything."""
 
 
@@ -223,7 +319,9 @@ def _mlp(make: _Maker, prefix: str, sparse: bool) -> None:
 
 
 def _pack(config: Config, tensors: Tensors) -> Tensors:
-    """Experts one by one -> experts.gate_up_proj [E][2 I][H] and experts.down_proj [E][H][I], under mlp. as newer files do."""
+    """Experts one by one -> experts.gate_up_proj [E][2 I][H] and experts.down_proj [E][H][I], under mlp. as newer files
+    do.
+    """
     names = ("w1", "w3", "w2") if config["model_type"] == "mixtral" else ("gate_proj", "up_proj", "down_proj")
     result = {n.replace(".block_sparse_moe.", ".mlp."): t for n, t in tensors.items() if ".experts." not in n}
     for layer in range(config["num_hidden_layers"]):
@@ -263,8 +361,14 @@ def write_safetensors(path: Path, tensors: Tensors, dtype: str = "F32") -> None:
 
 
 def save(
-    folder: Path, config: Config, tensors: Tensors | None = None, *, packed: bool = False, shards: int = 1, dtype: str = "F32"
-) -> Path:  # fmt: skip
+    folder: Path,
+    config: Config,
+    tensors: Tensors | None = None,
+    *,
+    packed: bool = False,
+    shards: int = 1,
+    dtype: str = "F32",
+) -> Path:
     """Write config.json and the tensors (default: the case's own), in one file or several with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = weights(config, packed=packed) if tensors is None else tensors
@@ -287,3 +391,11 @@ def save(
 def token_ids(config: Config, length: int = 12, seed: int = 0) -> list[int]:
     """A text of `length` ids, equal everywhere."""
     return [int(v) for v in (values("ids", (length,), 1.0, seed) + 1) / 2 * (config["vocab_size"] - 1)]
+
+
+def checksum(config: Config) -> int:
+    """CRC-32 of config and weights: golden data belong to exactly these."""
+    crc = zlib.crc32(json.dumps(config, sort_keys=True).encode())
+    for name, tensor in sorted(weights(config).items()):
+        crc = zlib.crc32(tensor.tobytes(), zlib.crc32(name.encode(), crc))
+    return crc
