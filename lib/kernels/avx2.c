@@ -13,21 +13,34 @@
     FLOAT_TILE(type, 1, 2)                                                                                               \
     FLOAT_TILE(type, 2, 3)                                                                                               \
     FLOAT_TILE(type, 1, 3)                                                                                               \
-    FLOAT_TILE(type, 1, 4)                                                                                               \
-    FLOAT_TILE(type, 1, 5)                                                                                               \
-    FLOAT_TILE(type, 1, 6)                                                                                               \
-    static void matmul_##type(const coli_matmul_t *m) {                                                                  \
-        static const tile_t tiles[MAX_VECTORS] = {                                                                       \
-            { 4, tile_##type##_4x1, tile_##type##_1x1 }, { 2, tile_##type##_2x2, tile_##type##_1x2 },                    \
-            { 2, tile_##type##_2x3, tile_##type##_1x3 }, { 1, tile_##type##_1x4, tile_##type##_1x4 },                    \
-            { 1, tile_##type##_1x5, tile_##type##_1x5 }, { 1, tile_##type##_1x6, tile_##type##_1x6 },                    \
-        };                                                                                                               \
-        tiled_product(m, tiles, MAX_VECTORS);                                                                            \
-    }
+    FLOAT_TILE(type, 1, 4)
+#define SMALL_TILES(type)                                                                                                \
+    { 4, tile_##type##_4x1, tile_##type##_1x1 }, { 2, tile_##type##_2x2, tile_##type##_1x2 },                            \
+    { 2, tile_##type##_2x3, tile_##type##_1x3 }, { 1, tile_##type##_1x4, tile_##type##_1x4 }
+#define LARGE_TILES(type) { 1, tile_##type##_1x5, tile_##type##_1x5 }, { 1, tile_##type##_1x6, tile_##type##_1x6 }
 
 FLOAT_TILES(f32)
-FLOAT_TILES(f16)
+FLOAT_TILE(f32, 1, 5)
+FLOAT_TILE(f32, 1, 6)
 FLOAT_TILES(bf16)
+FLOAT_TILE(bf16, 1, 5)
+FLOAT_TILE(bf16, 1, 6)
+FLOAT_TILES(f16) /* converting takes registers of its own */
+
+static void matmul_f32(const coli_matmul_t *m) {
+    static const tile_t tiles[] = { SMALL_TILES(f32), LARGE_TILES(f32) };
+    tiled_product(m, tiles, 6);
+}
+
+static void matmul_bf16(const coli_matmul_t *m) {
+    static const tile_t tiles[] = { SMALL_TILES(bf16), LARGE_TILES(bf16) };
+    tiled_product(m, tiles, 6);
+}
+
+static void matmul_f16(const coli_matmul_t *m) {
+    static const tile_t tiles[] = { SMALL_TILES(f16) };
+    tiled_product(m, tiles, 4);
+}
 
 /* ---- Products with q8 weights ---- */
 

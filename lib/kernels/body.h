@@ -310,16 +310,17 @@ COLI_INLINE void score_tile(const coli_attention_t *a, uint32_t i, uint32_t bloc
         UNROLL for (int j = 0; j < nq; j++) {
             v16f s = acc[b][j] * splat(a->scale);
             store(a->scores + (i + (size_t)j) * a->score_stride + (size_t)(at - a->first / LANES) * LANES, s);
-            max[j] = choose(mask & (v16i)(s > max[j]), s, max[j]);
+            s = choose(mask, s, splat(-__builtin_inff()));
+            max[j] = choose(s > max[j], s, max[j]);
         }
     }
 }
 
 /* Scores of one query become exp(s - max), 0 for unseen keys; their sum. */
-COLI_INLINE float soften(const coli_attention_t *a, uint32_t query, v16f max_lanes) {
-    float *s = a->scores + query * a->score_stride, max = max_lanes[0];
+static __attribute__((noinline)) float soften(const coli_attention_t *a, uint32_t query, const v16f *max_lanes) {
+    float *s = a->scores + query * a->score_stride, max = (*max_lanes)[0];
     v16f sums = splat(0);
-    for (int l = 1; l < LANES; l++) max = max_lanes[l] > max ? max_lanes[l] : max;
+    for (int l = 1; l < LANES; l++) max = (*max_lanes)[l] > max ? (*max_lanes)[l] : max;
     for (uint32_t block = a->first / LANES; block <= a->last / LANES; block++, s += LANES) {
         v16f p = choose(seen(a, block), exp16(load(s) - splat(max)), splat(0));
         store(s, p);
@@ -353,7 +354,7 @@ COLI_INLINE void attend(const coli_attention_t *a, uint32_t i, cache_fn cache, c
     UNROLL for (int j = 0; j < nq; j++) max[j] = splat(-__builtin_inff());
     for (; last - block + 1 >= (uint32_t)wide && block <= last; block += (uint32_t)wide) score_tile(a, i, block, max, cache, wide, nq);
     for (; block <= last; block++) score_tile(a, i, block, max, cache, 1, nq);
-    UNROLL for (int j = 0; j < nq; j++) sums[j] = soften(a, i + (uint32_t)j, max[j]);
+    UNROLL for (int j = 0; j < nq; j++) sums[j] = soften(a, i + (uint32_t)j, &max[j]);
     for (; d + step <= a->head_dim; d += step) value_tile(a, i, d, sums, cache, wide, nq);
     for (; d < a->head_dim; d += LANES) value_tile(a, i, d, sums, cache, 1, nq);
 }
