@@ -1,8 +1,8 @@
 """Write lib/model/unicode_data.c: character classes and canonical composition for the tokenizer.
 
-The tokenizer must agree with Hugging Face `tokenizers` on every code point, so its tables are measured there rather than
-taken from a Unicode release: classes with the regular expressions the pre-tokenizers use (Oniguruma; \\p{L} and the
-like; Unicode 16 in tokenizers 0.23), composition with its NFC and NFD normalizers (Unicode 12 there).
+The tokenizer must agree with Hugging Face `tokenizers` on every code point, so its tables are measured there rather
+than taken from a Unicode release: classes with the regular expressions the pre-tokenizers use (Oniguruma; \\p{L} and
+the like; Unicode 16 in tokenizers 0.23), composition with its NFC and NFD normalizers (Unicode 12 there).
 
     pip install tokenizers && python tools/gen_unicode.py     # by hand, when `tokenizers` moves to a newer Unicode
 """

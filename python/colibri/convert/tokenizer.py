@@ -1,9 +1,9 @@
 """tokenizer.json -> the tokenizer payload of a .colibri file.
 
-Reads what Hugging Face `tokenizers` writes, for the two kinds of vocabulary that MoE models use (byte-level BPE, and BPE
-over characters with U+2581 for a space, as SentencePiece makes it), and refuses by name whatever it cannot reproduce
-exactly: a tokenizer that is almost right is worse than none. `lib/model/tokenizer_format.h` specifies the payload,
-`tokenizer_payload.py` lays it out.
+Reads what Hugging Face `tokenizers` writes, for the two kinds of vocabulary that MoE models use (byte-level BPE, and
+BPE over characters with U+2581 for a space, as SentencePiece makes it), and refuses by name whatever it cannot
+reproduce exactly: a tokenizer that is almost right is worse than none. `lib/model/tokenizer_format.h` specifies the
+payload, `tokenizer_payload.py` lays it out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 from .errors import ConversionError
 from .json_file import read_json
 from .tokenizer_payload import AddedToken, Flags, Kind, Token, Vocabulary, pack_payload
-from .tokenizer_steps import Step, character_steps, word_steps
+from .tokenizer_steps import METASPACE, Step, character_steps, metaspace_scheme, word_steps
 
-METASPACE = "\u2581"
 MAX_ADDED_BYTES = 1024
 
 
@@ -31,8 +30,8 @@ def build_tokenizer(folder: Path, vocab_size: int) -> bytes | None:
         vocab_size: rows of the model's embedding; no token may have an id beyond.
 
     Raises:
-        ConversionError: the tokenizer is damaged, of another kind, or uses something that is not supported; the sentence
-            names it.
+        ConversionError: the tokenizer is damaged, of another kind, or uses something that is not supported; the
+            sentence names it.
     """
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
@@ -389,15 +388,3 @@ class _Reader:
 def _byte_value(text: str) -> int | None:
     match = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
     return int(match[1], 16) if match else None
-
-
-def metaspace_scheme(rule: dict[str, Any], where: str) -> str:
-    """prepend_scheme of a Metaspace rule, also in its older spelling."""
-    if rule.get("replacement") != METASPACE:
-        raise ConversionError(
-            f"{where}: Metaspace with the replacement {rule.get('replacement')!r} is not supported; U+2581 is"
-        )
-    scheme = rule.get("prepend_scheme") or "always"
-    if scheme not in ("always", "first", "never") or (rule.get("add_prefix_space") is False and scheme != "never"):
-        raise ConversionError(f"{where}: Metaspace with the prepend_scheme {scheme!r} is not supported")
-    return scheme

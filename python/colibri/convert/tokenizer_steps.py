@@ -12,6 +12,8 @@ from typing import Any
 
 from .errors import ConversionError
 
+METASPACE = "\u2581"
+
 # COLI_TOK_STEP_* of lib/model/tokenizer_format.h
 GPT2, WORDS, O200K, DEEPSEEK3, RUN, SPACE_END, METASPACE_STEP = range(1, 8)
 PREFIX_NONE, PREFIX_ANY_SPACE, PREFIX_BLANK = range(3)
@@ -167,10 +169,20 @@ def word_steps(rules: list[dict[str, Any]], where: str) -> tuple[list[Step], boo
     return steps, prefix_space
 
 
+def metaspace_scheme(rule: dict[str, Any], where: str) -> str:
+    """prepend_scheme of a Metaspace rule, also in its older spelling."""
+    if rule.get("replacement") != METASPACE:
+        raise ConversionError(
+            f"{where}: Metaspace with the replacement {rule.get('replacement')!r} is not supported; U+2581 is"
+        )
+    scheme = rule.get("prepend_scheme") or "always"
+    if scheme not in ("always", "first", "never") or (rule.get("add_prefix_space") is False and scheme != "never"):
+        raise ConversionError(f"{where}: Metaspace with the prepend_scheme {scheme!r} is not supported")
+    return scheme
+
+
 def character_steps(rules: list[dict[str, Any]], where: str) -> tuple[list[Step], str | None]:
     """(steps, Metaspace's prepend_scheme or None) of a SentencePiece vocabulary's pre-tokenizer rules."""
-    from .tokenizer import metaspace_scheme
-
     if not rules:
         return [], None
     if [rule["type"] for rule in rules] != ["Metaspace"]:
