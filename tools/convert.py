@@ -16,7 +16,7 @@ from pathlib import Path
 if importlib.util.find_spec("colibri") is None:  # not installed: run from the source tree
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
-from colibri.convert import DTYPES, ConversionError, ConversionWarning, convert, format_summary  # noqa: E402
+from colibri.convert import DTYPES, ConversionError, ConversionWarning, convert, format_summary
 
 
 def main() -> int:

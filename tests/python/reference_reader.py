@@ -33,15 +33,45 @@ ROLES = {
     65: "chat_template",
     66: "metadata",
 }
-PARAMS = (
-    "params_size params_version vocab_size hidden_size num_layers num_heads num_kv_heads head_dim rotary_dim "
-    "max_position attention_kind norm_kind qk_norm rope_kind rope_original_max router_kind norm_topk num_experts top_k "
-    "moe_intermediate shared_intermediate shared_gate dense_intermediate activation tied_embeddings"
-).split()
-FLOATS = (
-    "rms_norm_eps rope_theta rope_factor rope_attention_factor clip_qkv attention_scale routed_scale "
-    "embedding_scale residual_scale logit_scale"
-).split()
+PARAMS = [
+    "params_size",
+    "params_version",
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rotary_dim",
+    "max_position",
+    "attention_kind",
+    "norm_kind",
+    "qk_norm",
+    "rope_kind",
+    "rope_original_max",
+    "router_kind",
+    "norm_topk",
+    "num_experts",
+    "top_k",
+    "moe_intermediate",
+    "shared_intermediate",
+    "shared_gate",
+    "dense_intermediate",
+    "activation",
+    "tied_embeddings",
+]
+FLOATS = [
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_factor",
+    "rope_attention_factor",
+    "clip_qkv",
+    "attention_scale",
+    "routed_scale",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+]
 F32, F16, BF16, Q8, BYTES = 0, 1, 2, 3, 16
 ITEM = {F32: 4, F16: 2, BF16: 2, Q8: 1}
 
@@ -131,7 +161,21 @@ class File:
         assert self.params["params_size"] == 512 and self.params["params_version"] == 1
 
     def _entries(self, at: int) -> None:
-        keys = "role dtype layer rows k count reserved0 offset size stride checksum reserved1 reserved2".split()
+        keys = [
+            "role",
+            "dtype",
+            "layer",
+            "rows",
+            "k",
+            "count",
+            "reserved0",
+            "offset",
+            "size",
+            "stride",
+            "checksum",
+            "reserved1",
+            "reserved2",
+        ]
         end = at + 64 * self.header["num_entries"]
         last = end
         for position in range(at, end, 64):

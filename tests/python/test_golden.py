@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import colibri
 import numpy as np
 import pytest
 import tiny
-
-import colibri
 from colibri.convert import convert
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "golden.npz")

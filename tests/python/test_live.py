@@ -11,9 +11,8 @@ import tiny
 pytest.importorskip("torch", reason="the live comparison needs torch")
 pytest.importorskip("transformers", reason="the live comparison needs transformers")
 
-import live
-
 import colibri
+import live
 from colibri.convert import convert
 from colibri.convert.config import Config
 from colibri.convert.rope import read_rope

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._ffi import COLIBRI_VERSION_STRING
 from . import layout, texts
 from .checkpoint import DTYPES as SOURCE_TYPES
 from .checkpoint import Checkpoint
@@ -20,7 +21,6 @@ from .plan import Payload, Planner, text_payload
 from .spec import ModelSpec
 from .writer import Progress, write_file
 
-CONVERTER_VERSION = "0.1.0"
 DTYPES = ("f32", "f16", "bf16", "q8")
 
 
@@ -163,7 +163,7 @@ def _text_payloads(
         "model_type": spec.model_type,
         "source_dtype": source_dtype,
         "dtype": dtype,
-        "converter": f"colibri {CONVERTER_VERSION}",
+        "converter": f"colibri {COLIBRI_VERSION_STRING}",
     }
     if dtype == "q8":
         about["scale_rule"] = scale_rule

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import layout, numbers, pack
 from .errors import ConversionError
-from .layout import Q8, TILE_ROWS, pad
+from .layout import F16, Q8, TILE_ROWS, pad
 from .sources import Source
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -101,8 +101,10 @@ def matrix(sources: list[Source], dtype: int, rule: str) -> Iterator[Piece]:
                 )  # fmt: skip
             except ConversionError as cause:
                 _check_finite(source, start, values)
-                name, row = source.locate(start)
-                raise ConversionError(f'tensor "{name}", rows from {row}: {cause}') from cause
+                if dtype == F16:
+                    _check_finite(source, start, numbers.convert(values, source.dtype, F16), F16)
+                name, row, _ = source.locate(start, 0)
+                raise ConversionError(f'tensor "{name}", rows from {row} on: {cause}') from cause
             made.squared_error += error
             made.squared_norm += norm
         return made
@@ -133,6 +135,6 @@ def _check_finite(source: Source, start: int, values: np.ndarray, stored: int | 
     """NaN or infinity in a source's values, or in what they became when stored, is an error naming the place."""
     found = numbers.first_not_finite(values, source.dtype if stored is None else stored)
     if found:
-        name, row = source.locate(start + found[0])
+        name, row, column = source.locate(start + found[0], found[1])
         what = "is NaN or infinite" if stored is None else f"does not fit {layout.DTYPE_NAMES[stored]}"
-        raise ConversionError(f'tensor "{name}": the value at row {row}, column {found[1]} {what}')
+        raise ConversionError(f'tensor "{name}": the value at row {row}, column {column} {what}')

@@ -234,5 +234,5 @@ class _Column:
     def read(self, start: int, stop: int) -> np.ndarray:
         return np.ascontiguousarray(self._source.read(0, 1)[0, start:stop, None])
 
-    def locate(self, row: int) -> tuple[str, int]:
-        return self._source.locate(0)[0], row
+    def locate(self, row: int, column: int) -> tuple[str, int, int]:
+        return self._source.locate(0, row)

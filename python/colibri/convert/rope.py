@@ -107,7 +107,7 @@ def _llama3(settings: Config, theta: float, inv_freq: np.ndarray, original_max: 
 def _yarn(
     settings: Config, theta: float, frequencies: np.ndarray, dim: int, max_position: int, original_max: int
 ) -> Rope:
-    """YaRN (arXiv 2309.00071): a ramp from the unscaled to the interpolated frequencies, and a factor on cos and sin."""
+    """YaRN (arXiv 2309.00071): a ramp from unscaled to interpolated frequencies, and a factor on cos and sin."""
     factor = settings.number("factor", default=None) or max_position / original_max
     fast, slow = settings.number("beta_fast", default=32.0), settings.number("beta_slow", default=1.0)
 

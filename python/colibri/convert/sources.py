@@ -1,7 +1,8 @@
 """Views of checkpoint tensors as 2-D arrays of rows, read on demand: slices, heads padded to 16, several stacked.
 
-A source has `rows`, `k`, `dtype` (layout.F32, F16 or BF16), read(start, stop) -> contiguous [stop - start][k] (bf16
-as uint16), and locate(row) for messages. Sources hold no data, and reads are thread-safe.
+A source has `rows`, `k`, `dtype` (layout.F32, F16 or BF16), read(start, stop) -> contiguous [stop - start][k] (bf16 as
+uint16), and locate(row, column) for messages: the tensor's name, row and column there. Sources hold no data, and reads
+are thread-safe.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Source(Protocol):
 
     def read(self, start: int, stop: int) -> np.ndarray: ...
 
-    def locate(self, row: int) -> tuple[str, int]: ...
+    def locate(self, row: int, column: int) -> tuple[str, int, int]: ...
 
 
 class TensorRows:
@@ -51,9 +52,9 @@ class TensorRows:
             )
         return out
 
-    def locate(self, row: int) -> tuple[str, int]:
-        """(tensor name, row in that tensor)."""
-        return self.info.name, self._first + row
+    def locate(self, row: int, column: int) -> tuple[str, int, int]:
+        """(tensor name, row and column in that tensor)."""
+        return self.info.name, self._first + row, column
 
 
 class PaddedHeadRows:
@@ -74,9 +75,10 @@ class PaddedHeadRows:
                 out[top + first - start : top + last - start] = self._source.read(base + first, base + last)
         return out
 
-    def locate(self, row: int) -> tuple[str, int]:
-        """(tensor name, row in that tensor)."""
-        return self._source.locate(row // self._padded * self._head_dim + min(row % self._padded, self._head_dim - 1))
+    def locate(self, row: int, column: int) -> tuple[str, int, int]:
+        """(tensor name, row and column in that tensor)."""
+        head, inner = divmod(row, self._padded)
+        return self._source.locate(head * self._head_dim + min(inner, self._head_dim - 1), column)
 
 
 class PaddedHeadColumns:
@@ -95,9 +97,10 @@ class PaddedHeadColumns:
         out[:, :, : self._head_dim] = self._source.read(start, stop).reshape(stop - start, heads, self._head_dim)
         return out.reshape(stop - start, self.k)
 
-    def locate(self, row: int) -> tuple[str, int]:
-        """(tensor name, row in that tensor)."""
-        return self._source.locate(row)
+    def locate(self, row: int, column: int) -> tuple[str, int, int]:
+        """(tensor name, row and column in that tensor)."""
+        head, inner = divmod(column, self._padded)
+        return self._source.locate(row, head * self._head_dim + min(inner, self._head_dim - 1))
 
 
 class Stack:
@@ -121,10 +124,10 @@ class Stack:
             top += source.rows
         return out
 
-    def locate(self, row: int) -> tuple[str, int]:
-        """(tensor name, row in that tensor)."""
+    def locate(self, row: int, column: int) -> tuple[str, int, int]:
+        """(tensor name, row and column in that tensor)."""
         for source in self._sources:
             if row < source.rows:
-                return source.locate(row)
+                return source.locate(row, column)
             row -= source.rows
         raise IndexError(row)

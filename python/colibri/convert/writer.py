@@ -50,7 +50,8 @@ def write_file(
     temporary = target.parent / f".{target.name[:100]}.tmp-{os.getpid()}"
     entries, file_size = _lay_out(payloads, len(layers))
     try:
-        with open(temporary, "wb", buffering=0) as file:
+        _remove(temporary)  # of an earlier process with this number that was killed
+        with open(temporary, "xb", buffering=0) as file:
             _reserve(file.fileno(), file_size)
             written = _write_payloads(file, payloads, entries, threads, progress)
             _write_directory(file, params, layers, header, entries, file_size)
