@@ -32,7 +32,7 @@ static const cli_option_t options[] = {
     {"--model", "M", OPT_TEXT, BOTH_TOOLS, AT(model), 0, 0, "the .colibri file (required)"},
     {"--prompt", "P", OPT_TEXT, CLI_INFER, AT(prompt), 0, 0, "the text to continue"},
     {"--prompt-file", "F", OPT_TEXT, CLI_INFER, AT(prompt_file), 0, 0, "read it from a file instead; - is stdin"},
-    {"--max-tokens", "N", OPT_INT, CLI_INFER, AT(max_tokens), 1, INT32_MAX, "new tokens at most [128]"},
+    {"--max-tokens", "N", OPT_INT, CLI_INFER, AT(max_tokens), 1, INT32_MAX, "new tokens at most [128, or what fits]"},
     {"--prompt-tokens", "N", OPT_INT, CLI_BENCH, AT(prompt_tokens), 1, 1 << 24, "tokens of the prompt [512]"},
     {"--gen-tokens", "N", OPT_INT, CLI_BENCH, AT(gen_tokens), 1, 1 << 24, "tokens run one by one [64]"},
     {"--repeat", "R", OPT_INT, CLI_BENCH, AT(repeat), 1, 10000, "rounds; the best one gives the speed [3]"},
@@ -104,15 +104,16 @@ static const cli_option_t *find_option(int tool, const char *argument) {
     return NULL;
 }
 
-static int starts_number(const char *text) {
-    return (*text >= '0' && *text <= '9') || *text == '-' || *text == '+' || *text == '.';
+/* Digits alone, after a sign if there may be one. */
+static int is_whole_number(const char *text, int sign) {
+    if (sign && (*text == '-' || *text == '+')) text++;
+    return *text && text[strspn(text, "0123456789")] == '\0';
 }
 
 static int parse_int(int tool, const cli_option_t *o, const char *text, int64_t *value) {
-    char *end = NULL;
+    if (!is_whole_number(text, 1)) return cli_usage(tool, "%s takes a whole number, not '%s'", o->name, text);
     errno = 0;
-    long long number = starts_number(text) ? strtoll(text, &end, 10) : 0;
-    if (end == NULL || end == text || *end) return cli_usage(tool, "%s takes a whole number, not '%s'", o->name, text);
+    long long number = strtoll(text, NULL, 10);
     if (errno == ERANGE || (double)number < o->low || (double)number > o->high)
         return cli_usage(tool, "%s is %s; it must be between %.0f and %.0f", o->name, text, o->low, o->high);
     *value = number;
@@ -120,10 +121,9 @@ static int parse_int(int tool, const cli_option_t *o, const char *text, int64_t 
 }
 
 static int parse_uint64(int tool, const cli_option_t *o, const char *text, uint64_t *value) {
-    char *end = NULL;
+    if (!is_whole_number(text, 0)) return cli_usage(tool, "%s takes a whole number of 0 or more, not '%s'", o->name, text);
     errno = 0;
-    unsigned long long number = *text >= '0' && *text <= '9' ? strtoull(text, &end, 10) : 0;
-    if (end == NULL || *end) return cli_usage(tool, "%s takes a whole number of 0 or more, not '%s'", o->name, text);
+    unsigned long long number = strtoull(text, NULL, 10);
     if (errno == ERANGE || number > UINT64_MAX) return cli_usage(tool, "%s is %s, more than 64 bits hold", o->name, text);
     *value = number;
     return CLI_OK;
@@ -131,8 +131,9 @@ static int parse_uint64(int tool, const cli_option_t *o, const char *text, uint6
 
 static int parse_real(int tool, const cli_option_t *o, const char *text, double *value) {
     char *end = NULL;
-    double number = starts_number(text) ? strtod(text, &end) : 0;
-    if (end == NULL || end == text || *end) return cli_usage(tool, "%s takes a number, not '%s'", o->name, text);
+    int plain = *text && text[strspn(text, "0123456789+-.eE")] == '\0'; /* no white space, hexadecimal, "nan" */
+    double number = plain ? strtod(text, &end) : 0;
+    if (!plain || end == text || *end) return cli_usage(tool, "%s takes a number, not '%s'", o->name, text);
     if (!(number >= o->low && number <= o->high)) /* also refuses NaN and infinity */
         return cli_usage(tool, "%s is %s; it must be between %g and %g", o->name, text, o->low, o->high);
     *value = number;
@@ -175,7 +176,7 @@ static void arguments_to_utf8(int argc, char **argv) {
 #endif
 
 int cli_parse(int tool, int argc, char **argv, cli_args_t *args) {
-    *args = (cli_args_t){.max_tokens = 128, .max_batch_size = 1, .prompt_tokens = 512, .gen_tokens = 64, .repeat = 3};
+    *args = (cli_args_t){.max_batch_size = 1, .prompt_tokens = 512, .gen_tokens = 64, .repeat = 3};
     arguments_to_utf8(argc, argv);
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i], *equals = strchr(argument, '=');

@@ -15,7 +15,7 @@
 enum { CLI_INFER = 1, CLI_BENCH = 2 }; /* which tool is running: a bit each */
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
-/* Values of all options. Zero bytes are the defaults unless cli_parse sets others. */
+/* Values of all options; where zero is no legal value it says that the option was not given. */
 typedef struct cli_args_t {
     const char *model, *prompt, *prompt_file, *isa; /* UTF-8, of the process's arguments */
     int64_t max_tokens, max_seq_len, max_batch_size, threads, top_k;

@@ -34,6 +34,7 @@ typedef struct run_t {
     int32_t *batch;   /* [num_slots * prompt_count]: packed tokens of one call */
     int32_t *lengths; /* [num_slots] */
     int32_t num_slots;
+    int64_t max_tokens; /* new ones for each slot */
     text_t piece; /* of one token */
     double prompt_seconds, decode_seconds;
 } run_t;
@@ -108,16 +109,19 @@ static void log_line(int level, const char *message, void *user_data) {
     fprintf(stderr, "%s: %s\n", level == COLIBRI_LOG_WARNING ? "warning" : "info", message);
 }
 
-/* Tokens a slot must hold: the last new one need not enter the cache. */
-static int slot_room(const run_t *run, int32_t *room) {
-    int64_t need = run->args->max_tokens - 1;
-    if (run->prompt_count > (size_t)(INT32_MAX - need))
-        return cli_fail(CLI_INFER, "a prompt of %zu tokens is too long", run->prompt_count);
-    need += (int64_t)run->prompt_count;
-    if (run->args->max_seq_len != 0 && need > run->args->max_seq_len)
-        return cli_fail(CLI_INFER, "%zu tokens of the prompt and %lld new ones need --max-seq-len %lld or more",
-                        run->prompt_count, (long long)run->args->max_tokens, (long long)need);
-    *room = (int32_t)(run->args->max_seq_len ? run->args->max_seq_len : need);
+/* Decide how many tokens are made and how many a slot must hold: the last new one need not enter the cache. */
+static int slot_room(run_t *run, int32_t *room) {
+    const cli_args_t *args = run->args;
+    if (run->prompt_count > INT32_MAX / 2) return cli_fail(CLI_INFER, "a prompt of %zu tokens is too long", run->prompt_count);
+    int64_t prompt = (int64_t)run->prompt_count, left = args->max_seq_len - prompt + 1; /* of --max-seq-len */
+    run->max_tokens = args->max_tokens ? args->max_tokens : 128;
+    if (!args->max_tokens && args->max_seq_len && left > 0 && left < run->max_tokens) run->max_tokens = left;
+    int64_t need = prompt + run->max_tokens - 1;
+    if (need > INT32_MAX) return cli_fail(CLI_INFER, "%lld tokens are more than a slot can hold", (long long)need);
+    if (args->max_seq_len && need > args->max_seq_len)
+        return cli_fail(CLI_INFER, "%lld tokens of the prompt and %lld new ones need --max-seq-len %lld or more",
+                        (long long)prompt, (long long)run->max_tokens, (long long)need);
+    *room = (int32_t)(args->max_seq_len ? args->max_seq_len : need);
     return CLI_OK;
 }
 
@@ -209,7 +213,7 @@ static int advance(run_t *run, int32_t index) {
         slot->made++;
         status = emit(run, slot, slot->next);
     }
-    if (ended || slot->made >= args->max_tokens) {
+    if (ended || slot->made >= run->max_tokens) {
         slot->live = 0;
         if (status == CLI_OK) status = emit(run, slot, -1);
     }

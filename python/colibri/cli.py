@@ -18,6 +18,9 @@ import click
 import colibri
 
 _PROMPT = "Once upon a time"
+_ISAS = ["ref", "avx2", "avx512", "amx", "neon"]
+_SHARE = click.FloatRange(0, 1)
+_POSITIVE = click.FloatRange(0, 1e30)
 
 
 # ---- Shared pieces -------------------------------------------------------------------------------------------------
@@ -31,7 +34,7 @@ def _model_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _session_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--isa", metavar="I", help="Force an instruction set: ref, avx2, avx512."),
+        click.option("--isa", type=click.Choice(_ISAS), metavar="I", help=f"Force one of {', '.join(_ISAS)}."),
         click.option("--experts-per-token", type=click.IntRange(1), metavar="K", help="Default: the model's."),
         click.option(
             "--threads", type=click.IntRange(0, 256), default=0, metavar="T", help="0: one per physical core."
@@ -46,14 +49,14 @@ def _sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="S", help="Of the draws.  [default: 0]"
         ),
-        click.option("--repetition-penalty", type=float, default=1.0, metavar="R", help="1: none.  [default: 1]"),
-        click.option("--min-p", type=float, default=0.0, metavar="P", help="Drop tokens below P x the likeliest."),
-        click.option("--top-p", type=float, default=1.0, metavar="P", help="Nucleus sampling.  [default: 1]"),
+        click.option("--repetition-penalty", type=_POSITIVE, default=1.0, metavar="R", help="1: none.  [default: 1]"),
+        click.option("--min-p", type=_SHARE, default=0.0, metavar="P", help="Drop tokens below P x the likeliest."),
+        click.option("--top-p", type=_SHARE, default=1.0, metavar="P", help="Nucleus sampling.  [default: 1]"),
         click.option(
             "--top-k", type=click.IntRange(0), default=0, metavar="K", help="Of K tokens; 0: all.  [default: 0]"
         ),
         click.option(
-            "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest token.  [default: 0]"
+            "--temperature", type=_POSITIVE, default=0.0, metavar="T", help="0: the likeliest token.  [default: 0]"
         ),
     ):
         function = option(function)
