@@ -12,7 +12,7 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('Unknown role') }}{% endif %}"
     "[{{ message['role'] }}]{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
