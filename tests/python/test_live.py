@@ -123,3 +123,14 @@ def test_rope_frequencies(settings, dim):
     ours = read_rope(Config({**config, **settings}), dim, config["max_position_embeddings"], 1e6)
     np.testing.assert_allclose(ours.inv_freq, inv_freq.numpy(), rtol=3e-7)
     assert ours.attention_factor == pytest.approx(factor, rel=1e-12) and ours.kind == kind
+
+
+@pytest.mark.parametrize("original", [True, False], ids=["original_names", "packed_names"])
+@pytest.mark.parametrize("case", ["mixtral_llama3", "qwen2_moe_window", "qwen3_moe_odd", "olmoe_bias"])
+def test_folders_that_transformers_writes(tmp_path, case, original):
+    """Newest config spellings and tensor names give the same logits, bit for bit, as the older ones of tiny.py."""
+    old = tiny.save(tmp_path / "old", tiny.CASES[case])
+    live.load(old).save_pretrained(tmp_path / "new", save_original_format=original, max_shard_size="100KB")
+    assert (tmp_path / "new" / "model.safetensors.index.json").is_file()
+    ids = tiny.token_ids(tiny.CASES[case], 12)
+    np.testing.assert_array_equal(engine_logits(tmp_path / "new", ids), engine_logits(old, ids))
