@@ -7,6 +7,7 @@ bytes go where, and about what is refused. test_pack_matches_reference compares 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -21,7 +22,17 @@ import pytest
 import reference_pack
 import tiny
 from colibri import _ffi, _lib
-from colibri.convert import ConversionError, ConversionWarning, convert, format_summary, numbers, pack, writer
+from colibri.convert import (
+    ConversionError,
+    ConversionWarning,
+    api,
+    convert,
+    families,
+    format_summary,
+    numbers,
+    pack,
+    writer,
+)
 from colibri.convert.config import Config
 from colibri.convert.rope import read_rope
 from reference_reader import BF16, F16, F32, Q8, File
@@ -781,3 +792,47 @@ def test_pack_matches_reference(src, dst, rows, k):
 
 def test_library_constants():
     assert [_ffi.COLIBRI_DTYPE_F32 - 1, _ffi.COLIBRI_DTYPE_Q8 - 1] == [F32, Q8]
+
+
+# ---- Random damage
+
+
+def test_damaged_headers_never_crash(folder):
+    """Bytes of the header changed at random: refused, or harmless."""
+    config = tiny.mixtral(num_hidden_layers=1, num_local_experts=2)
+    tiny.save(folder, config)
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    random = np.random.default_rng(1)
+    for _ in range(150):
+        damaged = bytearray(data)
+        for at in random.integers(0, header, random.integers(1, 4)):
+            damaged[at] = random.choice(list(b'0123456789[]{},:"F-\xff'))
+        path.write_bytes(damaged)
+        with warnings.catch_warnings(), contextlib.suppress(ConversionError):
+            warnings.simplefilter("ignore")
+            convert(folder, folder.parent / "out.colibri", "f32", num_threads=1)
+
+
+VALUES = [None, 0, -1, 1, 3, 2**31, 2**63, 2**200, 1.5, 1e400, float("nan"), "", "x", True, [], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("case", ["mixtral_llama3", "qwen2_moe_types", "qwen3_moe_yarn", "olmoe", "deepseek"])
+def test_any_value_of_any_setting(case):
+    """Every setting gets every kind of value: a ConversionError, or parameters that are numbers."""
+    config = tiny.CASES[case]
+    paths = [(name,) for name in [*config, "layer_types", "rope_parameters", "rope_scaling", "head_dim"]]
+    paths += [("rope_parameters", name) for name in config.get("rope_parameters") or {}]
+    for path in paths:
+        for value in VALUES:
+            changed = json.loads(json.dumps(config))
+            place = changed
+            for name in path[:-1]:
+                place = place[name]
+            place[path[-1]] = value
+            with contextlib.suppress(ConversionError):
+                spec = families.describe(Config(changed))
+                params = api._params(spec, {"bos": -1, "pad": -1, "eos": []})
+                assert all(np.isfinite(params[name]) for name in params.dtype.names if params.dtype[name].kind == "f")
+                assert spec.rope.inv_freq is None or np.isfinite(spec.rope.inv_freq).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from .errors import ConversionError
 
 REQUIRED: Any = object()
 _ABSENT: Any = object()
+FLOAT32_RANGE = (1.2e-38, 3.4e38)
 
 
 class Config:
@@ -42,22 +42,14 @@ class Config:
             raise self._bad(names, value, f"an integer of at least {minimum}")
         return value
 
-    def number(self, *names: str, default: Any = REQUIRED, above: float = 0.0) -> Any:
-        """A finite number greater than `above`."""
+    def number(self, *names: str, default: Any = REQUIRED) -> Any:
+        """A positive number that float32 can hold; the default is returned as it is."""
         value = self.get(*names, default=_ABSENT)
         if value is _ABSENT:
             return self._default(names, default)
-        try:
-            good = (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and math.isfinite(value)
-                and value > above
-            )
-        except OverflowError:
-            good = False
-        if not good:
-            raise self._bad(names, value, f"a number greater than {above:g}")
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not FLOAT32_RANGE[0] < value < FLOAT32_RANGE[1]:
+            raise self._bad(names, value, "a positive number that float32 can hold")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:

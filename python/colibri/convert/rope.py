@@ -45,6 +45,8 @@ def read_rope(config: Config, head_dim: int, max_position: int, default_theta: f
     theta = config.number("rope_theta", default=default_theta) if theta is None else theta
     if kind == "dynamic":
         return Rope(kind, theta, None, settings.number("factor"), max_position)
+    if theta <= 1:
+        raise ConversionError(f"{config.where}: rope_theta must be greater than 1, not {theta:g}")
     frequencies = _powers(theta, head_dim)
     inv_freq = np.float32(1.0) / frequencies
     if kind == "linear":
