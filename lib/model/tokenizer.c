@@ -19,7 +19,7 @@ colibri_status_t coli_tok_damaged(void) {
 /* ---- Opening ------------------------------------------------------------------------------------------------------------ */
 
 static const uint8_t section_sizes[COLI_TOK_NUM_SECTIONS] = {4, 1, 1, 4, sizeof(coli_tok_merge), 4, sizeof(coli_tok_added),
-    sizeof(coli_tok_added), 4, 4, sizeof(coli_tok_step), sizeof(coli_tok_range), 4};
+    sizeof(coli_tok_added), 4, 4, sizeof(coli_tok_step), sizeof(coli_tok_range), 4, 4};
 
 static colibri_status_t bad(const char *what, unsigned long long number) {
     return coli_fail(COLIBRI_ERR_FORMAT, "the file's tokenizer is damaged: %s (%llu); convert the model again", what, number);
@@ -39,7 +39,7 @@ static colibri_status_t check_header(const uint8_t *payload, uint64_t size, uint
     if (h->num_ids > vocab_size || h->num_ids > INT32_MAX) return bad("it has more ids than the model's vocabulary", h->num_ids);
     if (h->unk_id < -1 || (h->unk_id >= 0 && (uint32_t)h->unk_id >= h->num_ids)) return bad("unk_id", (uint32_t)h->unk_id);
     if (h->max_probe > COLI_TOK_MAX_PROBE) return bad("max_probe", h->max_probe);
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < 12; i++) {
         if (h->reserved[i]) return bad("reserved bytes are not zero", h->reserved[i]);
     }
     for (int i = 0; i < COLI_TOK_NUM_SECTIONS; i++) {
@@ -48,7 +48,9 @@ static colibri_status_t check_header(const uint8_t *payload, uint64_t size, uint
             return bad("a section lies outside", (unsigned)i);
         }
     }
-    if (h->sections[COLI_TOK_OFFSETS].count != (uint64_t)h->num_ids + 1 || h->sections[COLI_TOK_TOKEN_FLAGS].count != h->num_ids) {
+    uint64_t num_pieces = (uint64_t)h->num_ids + h->sections[COLI_TOK_ALIASES].count;
+    if (num_pieces >= UINT32_MAX || h->sections[COLI_TOK_OFFSETS].count != num_pieces + 1 ||
+        h->sections[COLI_TOK_TOKEN_FLAGS].count != h->num_ids) {
         return bad("the table of pieces does not fit the number of ids", h->num_ids);
     }
     if (h->sections[COLI_TOK_BYTE_IDS].count != 256) return bad("byte ids", h->sections[COLI_TOK_BYTE_IDS].count);
@@ -71,6 +73,8 @@ static void point_into(coli_tokenizer_t *t, const uint8_t *payload) {
     t->max_probe = h->max_probe;
     t->unk_id = h->unk_id;
     SECTION(COLI_TOK_OFFSETS, t->offsets, unused);
+    SECTION(COLI_TOK_ALIASES, t->aliases, unused);
+    t->num_pieces = h->num_ids + unused;
     SECTION(COLI_TOK_TOKEN_FLAGS, t->token_flags, unused);
     SECTION(COLI_TOK_BYTES, t->bytes, t->num_bytes);
     SECTION(COLI_TOK_PIECE_SLOTS, t->piece_slots, t->num_piece_slots);
@@ -271,7 +275,8 @@ static colibri_status_t encode_added(coli_tok_job_t *job, int set, const uint8_t
         if (added->flags & COLI_TOK_ADDED_SPECIAL && !job->parse_special) continue;
         if (!fit_added(added, s, n, taken, &begin, &end)) continue;
         status = encode_between(job, set, s, taken, begin, first);
-        if (!status) status = coli_tok_emit(job, added->id);
+        /* Nothing is left of a token whose text the one before took as its white space. */
+        if (!status && begin < end) status = coli_tok_emit(job, added->id);
         taken = end;
     }
     return status ? status : encode_between(job, set, s, taken, n, first);

@@ -8,10 +8,10 @@
 
 /* ---- Tables of the payload ---------------------------------------------------------------------------------------------- */
 
-const uint8_t *coli_tok_piece(const coli_tokenizer_t *tok, uint32_t id, size_t *n) {
+const uint8_t *coli_tok_piece(const coli_tokenizer_t *tok, uint32_t index, size_t *n) {
     *n = 0;
-    if (id >= tok->num_ids) return tok->bytes;
-    uint32_t begin = tok->offsets[id], end = tok->offsets[id + 1];
+    if (index >= tok->num_pieces) return tok->bytes;
+    uint32_t begin = tok->offsets[index], end = tok->offsets[index + 1];
     if (begin > end || end > tok->num_bytes) return tok->bytes;
     *n = end - begin;
     return tok->bytes + begin;
@@ -25,11 +25,11 @@ int64_t coli_tok_find_piece(const coli_tokenizer_t *tok, const uint8_t *s, size_
     h ^= h >> 12;
     uint32_t slots = tok->num_piece_slots, slot = (uint32_t)((uint64_t)h * slots >> 32);
     for (uint32_t i = 0; i < tok->max_probe && slots; i++) {
-        uint32_t entry = tok->piece_slots[slot];
-        if (entry == 0) return -1;
+        uint32_t index = tok->piece_slots[slot] - 1;
+        if (index >= tok->num_pieces) return -1; /* an empty slot is UINT32_MAX here */
         size_t length;
-        const uint8_t *piece = coli_tok_piece(tok, entry - 1, &length);
-        if (entry - 1 < tok->num_ids && length == n && memcmp(piece, s, n) == 0) return entry - 1;
+        const uint8_t *piece = coli_tok_piece(tok, index, &length);
+        if (length == n && memcmp(piece, s, n) == 0) return index < tok->num_ids ? index : tok->aliases[index - tok->num_ids];
         if (++slot == slots) slot = 0;
     }
     return -1;

@@ -50,7 +50,8 @@ enum {
 
 /* Sections, in the order of header.sections. */
 enum {
-    COLI_TOK_OFFSETS = 0,          /* u32 [num_ids + 1]: piece i is BYTES[OFFSETS[i] ... OFFSETS[i + 1]) */
+    COLI_TOK_OFFSETS = 0,          /* u32 [num_ids + aliases + 1]: piece i is BYTES[OFFSETS[i] ... OFFSETS[i + 1]). An id decodes
+                                      to its piece; what follows num_ids are pieces under which an id is found besides */
     COLI_TOK_TOKEN_FLAGS = 1,      /* u8 [num_ids]: COLI_TOK_KNOWN ... */
     COLI_TOK_BYTES = 2,            /* u8 [] */
     COLI_TOK_PIECE_SLOTS = 3,      /* u32 []: hash table of the pieces that text can become */
@@ -63,7 +64,8 @@ enum {
     COLI_TOK_STEPS = 10,           /* coli_tok_step [] */
     COLI_TOK_RANGES = 11,          /* coli_tok_range []: sorted within each step's part */
     COLI_TOK_BYTE_IDS = 12,        /* i32 [256]: the id of each byte (byte level, or the fallback <0xXX>), -1: none */
-    COLI_TOK_NUM_SECTIONS = 13
+    COLI_TOK_ALIASES = 13,         /* u32 [aliases]: the id of piece num_ids + i */
+    COLI_TOK_NUM_SECTIONS = 14
 };
 
 /* TOKEN_FLAGS */
@@ -104,7 +106,7 @@ typedef struct coli_tok_header {
     int32_t unk_id;     /*  24 -1: unknown units are left out */
     uint32_t max_probe; /*  28 longest search in either hash table, in slots */
     coli_tok_section sections[COLI_TOK_NUM_SECTIONS]; /* 32 */
-    uint32_t reserved[14]; /* 136 zero */
+    uint32_t reserved[12]; /* 144 zero */
 } coli_tok_header;
 
 typedef struct coli_tok_merge {

@@ -14,7 +14,9 @@ enum { COLI_TOK_RAW = 0, COLI_TOK_NORMALIZED = 1 };
 struct coli_tokenizer {
     uint32_t kind, flags, num_ids, max_probe, vocab_size;
     int32_t unk_id;
-    const uint32_t *offsets;      /* [num_ids + 1] unchecked */
+    const uint32_t *offsets;      /* [num_pieces + 1] unchecked */
+    uint32_t num_pieces;          /* num_ids + number of aliases */
+    const uint32_t *aliases;      /* [num_pieces - num_ids] unchecked */
     const uint8_t *token_flags;   /* [num_ids] */
     const uint8_t *bytes;         /* [num_bytes] */
     uint32_t num_bytes;
@@ -74,8 +76,8 @@ colibri_status_t coli_tok_split(coli_tok_job_t *job, uint32_t step, const uint8_
 colibri_status_t coli_tok_word(coli_tok_job_t *job, const uint8_t *s, size_t n);
 /* The id of the piece with exactly these bytes, -1: none. */
 int64_t coli_tok_find_piece(const coli_tokenizer_t *tokenizer, const uint8_t *s, size_t n);
-/* The bytes of a piece; empty if the id or its offsets are out of range. */
-const uint8_t *coli_tok_piece(const coli_tokenizer_t *tokenizer, uint32_t id, size_t *n);
+/* The bytes of piece number `index`; empty if that or its offsets are out of range. */
+const uint8_t *coli_tok_piece(const coli_tokenizer_t *tokenizer, uint32_t index, size_t *n);
 
 #define COLI_TOK_METASPACE_TEXT "\xE2\x96\x81" /* U+2581 */
 COLI_INLINE bool coli_tok_is_metaspace(const uint8_t *s, size_t n) { return n >= 3 && s[0] == 0xE2 && s[1] == 0x96 && s[2] == 0x81; }

@@ -93,10 +93,12 @@ class _Reader:
         merges = self._merges(model, pieces)
         byte_ids = self._byte_ids(pieces)
         prefix, suffix = self._post_processor()
+        tokens, aliases = self._tokens(pieces, added)
         vocabulary = Vocabulary(
             kind=self.kind,
             flags=self.flags,
-            tokens=self._tokens(pieces, added),
+            tokens=tokens,
+            aliases=aliases,
             merges=merges,
             added=[self._matcher(token, id) for id, token in added],
             byte_ids=byte_ids,
@@ -293,13 +295,17 @@ class _Reader:
                 raise self.fail(f"the added token {text!r} and the token {by_id[id]!r} have the same id {id}")
         return list(result.values())
 
-    def _matcher(self, entry: dict[str, Any], id: int) -> AddedToken:
+    def _added_text(self, entry: dict[str, Any]) -> str:
+        """What an added token is looked for as, and decoded to: normalised if it says so."""
         text = entry["content"]
-        normalized = bool(entry.get("normalized"))
-        if normalized:
+        if entry.get("normalized"):
             text = unicodedata.normalize("NFC", text) if Flags.NFC in self.flags else text
             text = METASPACE + text if Flags.PREPEND in self.flags else text
             text = text.replace(" ", METASPACE) if Flags.REPLACE in self.flags else text
+        return text
+
+    def _matcher(self, entry: dict[str, Any], id: int) -> AddedToken:
+        text = self._added_text(entry)
         data = text.encode("utf-8")
         if len(data) > MAX_ADDED_BYTES:
             raise self.fail(
@@ -308,31 +314,42 @@ class _Reader:
         return AddedToken(
             id=id,
             text=data,
-            normalized=normalized,
+            normalized=bool(entry.get("normalized")),
             special=bool(entry.get("special")),
             lstrip=bool(entry.get("lstrip")),
             rstrip=bool(entry.get("rstrip")),
             single_word=bool(entry.get("single_word")),
         )
 
-    def _tokens(self, pieces: dict[str, int], added: list[tuple[int, dict[str, Any]]]) -> dict[int, Token]:
-        special = {id for id, entry in added if entry.get("special")}
+    def _tokens(
+        self, pieces: dict[str, int], added: list[tuple[int, dict[str, Any]]]
+    ) -> tuple[dict[int, Token], list[tuple[int, bytes]]]:
+        """(what each id decodes to, (id, piece) of those found under another piece than that). An added token decodes to
+        what it is looked for as, and counts as special if that is the text of a special token."""
+        special = {entry["content"] for _, entry in added if entry.get("special")}
         texts = {id: text for text, id in pieces.items()}
-        texts.update({id: entry["content"] for id, entry in added})
+        aliases = []
+        for id, entry in added:
+            text = self._added_text(entry)
+            piece = self._piece(texts[id]) if texts.get(id, text) != text else None
+            if piece is not None:
+                aliases.append((id, piece))
+            texts[id] = text
+        own = set(pieces.values()) - {id for id, _ in aliases}
         tokens = {}
-        own = set(pieces.values())
         for id, text in texts.items():
-            if self.kind == Kind.BYTE_LEVEL:
-                raw = byte_level(text)
-                data, findable, is_byte = (
-                    text.encode("utf-8") if raw is None else raw,
-                    raw is not None and id in own,
-                    False,
-                )
-            else:
-                data, findable, is_byte = text.encode("utf-8"), id in own, _byte_value(text) is not None
-            tokens[id] = Token(data=data, findable=findable, special=id in special, byte=is_byte)
-        return tokens
+            piece = self._piece(text)
+            tokens[id] = Token(
+                data=text.encode("utf-8") if piece is None else piece,
+                findable=piece is not None and id in own,
+                special=text in special,
+                byte=self.kind == Kind.SENTENCEPIECE and re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", text) is not None,
+            )
+        return tokens, aliases
+
+    def _piece(self, text: str) -> bytes | None:
+        """The bytes under which a piece is found, None if no text can become it."""
+        return byte_level(text) if self.kind == Kind.BYTE_LEVEL else text.encode("utf-8")
 
     def _merges(self, model: dict[str, Any], pieces: dict[str, int]) -> list[tuple[int, int, int]]:
         """(left, right, merged) by rank. Sets CUT_AT_SPACE if no merge puts U+2581 behind another character."""
@@ -383,8 +400,3 @@ class _Reader:
         if -1 in byte_ids or (self.kind == Kind.SENTENCEPIECE and Flags.BYTE_FALLBACK not in self.flags):
             raise self.fail(f"unk_token {unk!r} is not in the vocabulary")
         return -1  # never needed: every byte has an id
-
-
-def _byte_value(text: str) -> int | None:
-    match = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
-    return int(match[1], 16) if match else None

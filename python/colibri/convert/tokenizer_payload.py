@@ -72,6 +72,7 @@ class Vocabulary:
     kind: Kind
     flags: Flags
     tokens: dict[int, Token]
+    aliases: list[tuple[int, bytes]]  # (id, another piece under which it is found)
     merges: list[tuple[int, int, int]]  # (left, right, merged) by rank
     added: list[AddedToken]
     byte_ids: list[int]  # [256]
@@ -166,12 +167,12 @@ def pack_payload(vocabulary: Vocabulary) -> bytes:
     """The payload. Equal vocabularies give equal bytes."""
     num_ids = max(vocabulary.tokens) + 1
     pieces, token_flags = _pieces(vocabulary, num_ids)
-    offsets = np.zeros(num_ids + 1, np.int64)
+    pieces += [piece for _, piece in vocabulary.aliases]
+    offsets = np.zeros(len(pieces) + 1, np.int64)
     np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
     blob = b"".join(pieces)
-    findable = np.array(
-        sorted(id for id, token in vocabulary.tokens.items() if token.findable and token.data), np.int64
-    )
+    found = sorted(id for id, token in vocabulary.tokens.items() if token.findable and token.data)
+    findable = np.array([*found, *range(num_ids, len(pieces))], np.int64)
     hashes = hash_bytes(np.frombuffer(blob, np.uint8), offsets[findable], offsets[findable + 1] - offsets[findable])
     piece_slots, piece_probe = hash_table(hashes, findable)
 
@@ -201,6 +202,7 @@ def pack_payload(vocabulary: Vocabulary) -> bytes:
         (steps, 32),
         (ranges, 8),
         (np.array(vocabulary.byte_ids, "<i4").tobytes(), 4),
+        (np.array([id for id, _ in vocabulary.aliases], "<u4").tobytes(), 4),
     ]
     return _assemble(vocabulary, num_ids, max(piece_probe, merge_probe), sections)
 
