@@ -1,21 +1,21 @@
-/* avx2.c: the kernels for AVX2 with FMA and F16C: 16 lanes are two registers. Compiled with those features and called only where
- * the CPU has them (select.c); nothing but the getter leaves this file. */
+/* avx2.c: the kernels for AVX2 with FMA and F16C: 16 lanes are two registers. Compiled with those features and called only
+ * where the CPU has them (select.c); nothing but the getter leaves this file. */
 #include <immintrin.h>
 
 #include "kernels/body.h"
 
 /* ---- Products with float weights: at most 12 of the 16 registers accumulate ---- */
 
-#define FLOAT_TILES(type)                                                                                                \
-    FLOAT_TILE(type, 4, 1)                                                                                               \
-    FLOAT_TILE(type, 1, 1)                                                                                               \
-    FLOAT_TILE(type, 2, 2)                                                                                               \
-    FLOAT_TILE(type, 1, 2)                                                                                               \
-    FLOAT_TILE(type, 2, 3)                                                                                               \
-    FLOAT_TILE(type, 1, 3)                                                                                               \
+#define FLOAT_TILES(type)  \
+    FLOAT_TILE(type, 4, 1) \
+    FLOAT_TILE(type, 1, 1) \
+    FLOAT_TILE(type, 2, 2) \
+    FLOAT_TILE(type, 1, 2) \
+    FLOAT_TILE(type, 2, 3) \
+    FLOAT_TILE(type, 1, 3) \
     FLOAT_TILE(type, 1, 4)
-#define SMALL_TILES(type)                                                                                                \
-    { 4, tile_##type##_4x1, tile_##type##_1x1 }, { 2, tile_##type##_2x2, tile_##type##_1x2 },                            \
+#define SMALL_TILES(type)                                                                                  \
+    { 4, tile_##type##_4x1, tile_##type##_1x1 }, { 2, tile_##type##_2x2, tile_##type##_1x2 },              \
     { 2, tile_##type##_2x3, tile_##type##_1x3 }, { 1, tile_##type##_1x4, tile_##type##_1x4 }
 #define LARGE_TILES(type) { 1, tile_##type##_1x5, tile_##type##_1x5 }, { 1, tile_##type##_1x6, tile_##type##_1x6 }
 
@@ -60,27 +60,28 @@ COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const i
     __m256i acc[SUPERBLOCK][MAX_VECTORS][2];
     v16i sums[SUPERBLOCK][MAX_VECTORS];
     gather_q8(m, t, x, excess, nt, bits);
-    UNROLL for (int i = 0; i < nb; i++)
-        UNROLL for (int v = 0; v < nv; v++) acc[i][v][0] = acc[i][v][1] = _mm256_setzero_si256();
+    EACH (i, nb)
+        EACH (v, nv) acc[i][v][0] = acc[i][v][1] = _mm256_setzero_si256();
     for (uint32_t c = 0; c < m->k; c += 4)
-        UNROLL for (int i = 0; i < nb; i++)
-            UNROLL for (int half = 0; half < 2; half++) {
-                __m256i wv = _mm256_load_si256((const __m256i *)(const void *)(w + i * m->block_bytes + (size_t)c * 16 + half * 32));
+        EACH (i, nb)
+            EACH (half, 2) {
+                __m256i wv = _mm256_load_si256(
+                    (const __m256i *)(const void *)(w + i * m->block_bytes + (size_t)c * 16 + half * 32));
                 __m256i magnitude = _mm256_abs_epi8(wv);
-                UNROLL for (int v = 0; v < nv; v++) {
+                EACH (v, nv) {
                     int32_t four;
                     memcpy(&four, x[v] + c, 4);
                     acc[i][v][half] = dot4(acc[i][v][half], magnitude, wv, _mm256_set1_epi32(four));
                 }
             }
-    UNROLL for (int v = 0; v < nv; v++) {
+    EACH (v, nv) {
         excess[v] = 0;
-        UNROLL for (int i = 0; i < nb; i++) memcpy(&sums[i][v], acc[i][v], sizeof sums[i][v]);
+        EACH (i, nb) memcpy(&sums[i][v], acc[i][v], sizeof sums[i][v]);
     }
     finish_q8(m, b, t, sums, excess, nb, nt, bits);
 }
 
-#define Q8_TILE(nb, nt, bits)                                                                                            \
+#define Q8_TILE(nb, nt, bits) \
     static void tile_q##bits##_##nb##x##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) { q8_tile(m, b, t, nb, nt, bits); }
 Q8_TILE(4, 1, 8)
 Q8_TILE(1, 1, 8)
@@ -94,7 +95,10 @@ Q8_TILE(1, 2, 16)
 
 static void matmul_q8(const coli_matmul_t *m) {
     static const tile_t tiles8[] = {
-        { 4, tile_q8_4x1, tile_q8_1x1 }, { 2, tile_q8_2x2, tile_q8_1x2 }, { 1, tile_q8_1x3, tile_q8_1x3 }, { 1, tile_q8_1x4, tile_q8_1x4 },
+        { 4, tile_q8_4x1, tile_q8_1x1 },
+        { 2, tile_q8_2x2, tile_q8_1x2 },
+        { 1, tile_q8_1x3, tile_q8_1x3 },
+        { 1, tile_q8_1x4, tile_q8_1x4 },
     };
     static const tile_t tiles16[] = { { 2, tile_q16_2x1, tile_q16_1x1 }, { 1, tile_q16_1x2, tile_q16_1x2 } };
     if (m->x->bits == 16)

@@ -9,7 +9,7 @@
 #define MAX_VECTORS 6 /* activation rows that one register tile takes */
 #define SUPERBLOCK 4  /* blocks of weights that stay in cache while all tokens pass */
 
-/* ---- Products with float weights -------------------------------------------------------------------------------------- */
+/* ---- Products with float weights --------------------------------------------------------------------------------- */
 
 COLI_INLINE uint32_t row_of(const coli_matmul_t *m, uint32_t token) { return m->rows ? m->rows[token] : m->first_row + token; }
 
@@ -40,23 +40,22 @@ COLI_INLINE void float_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, colu
     const uint8_t *w = m->w + b * m->block_bytes;
     const float *x[MAX_VECTORS];
     v16f acc[SUPERBLOCK][MAX_VECTORS];
-    UNROLL for (int j = 0; j < nt; j++) {
+    EACH (j, nt) {
         x[j] = m->x->f32 + (size_t)row_of(m, t + (uint32_t)j) * m->x->stride;
-        UNROLL for (int i = 0; i < nb; i++) acc[i][j] = splat(0);
+        EACH (i, nb) acc[i][j] = splat(0);
     }
     for (uint32_t c = 0; c < m->k; c += 2) {
-        UNROLL for (int i = 0; i < nb; i++) {
+        EACH (i, nb) {
             v16f pair[2];
             columns(w + (size_t)i * m->block_bytes, c, pair);
-            UNROLL for (int j = 0; j < nt; j++) {
+            EACH (j, nt) {
                 acc[i][j] = fma16(pair[0], splat(x[j][c]), acc[i][j]);
                 acc[i][j] = fma16(pair[1], splat(x[j][c + 1]), acc[i][j]);
             }
         }
     }
-    UNROLL for (int j = 0; j < nt; j++)
-        UNROLL for (int i = 0; i < nb; i++)
-            store(m->y + (t + (size_t)j) * m->y_stride + (b + (size_t)i) * LANES, acc[i][j]);
+    EACH (j, nt)
+        EACH (i, nb) store(m->y + (t + (size_t)j) * m->y_stride + (b + (size_t)i) * LANES, acc[i][j]);
 }
 
 /* How to multiply n tokens at once: `blocks` blocks together (divides SUPERBLOCK), or one. */
@@ -66,9 +65,9 @@ typedef struct tile {
     void (*one)(const coli_matmul_t *m, uint32_t b, uint32_t t);
 } tile_t;
 
-#define FLOAT_TILE(type, nb, nt)                                                                                         \
-    static void tile_##type##_##nb##x##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) {                              \
-        float_tile(m, b, t, columns_##type, nb, nt);                                                                     \
+#define FLOAT_TILE(type, nb, nt)                                                            \
+    static void tile_##type##_##nb##x##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) { \
+        float_tile(m, b, t, columns_##type, nb, nt);                                        \
     }
 
 /* Cut n into the fewest groups of at most `most`, sizes differing by one at most: the size of the group that starts at `at`. */
@@ -91,15 +90,15 @@ COLI_INLINE void tiled_product(const coli_matmul_t *m, const tile_t *tiles, uint
     }
 }
 
-/* ---- Products with q8 weights ------------------------------------------------------------------------------------------ */
+/* ---- Products with q8 weights ------------------------------------------------------------------------------------ */
 
 /* From the integer sums of a tile [nb][nt * bits / 8][16] (hi, or hi and lo of each token) to y. What a kernel added to every
  * lane of a sum by flipping the weights' signs is in excess[vector]. */
 COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i sums[][MAX_VECTORS], const int32_t *excess,
                            const int nb, const int nt, const int bits) {
-    UNROLL for (int j = 0; j < nt; j++) {
+    EACH (j, nt) {
         float token_scale = m->x->scale[row_of(m, t + (uint32_t)j)];
-        UNROLL for (int i = 0; i < nb; i++) {
+        EACH (i, nb) {
             size_t block = b + (size_t)i;
             v16f sum;
             if (bits == 16) {
@@ -109,7 +108,8 @@ COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i 
             } else {
                 sum = __builtin_convertvector((v16i)((v16u)sums[i][j] - (uint32_t)excess[j]), v16f);
             }
-            store(m->y + (t + (size_t)j) * m->y_stride + block * LANES, sum * (load(m->w_scale + block * LANES) * splat(token_scale)));
+            store(m->y + (t + (size_t)j) * m->y_stride + block * LANES,
+                  sum * (load(m->w_scale + block * LANES) * splat(token_scale)));
         }
     }
 }
@@ -117,7 +117,7 @@ COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i 
 /* The activation rows of a tile in the order of its sums, and 128 times the sum of each. */
 COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[MAX_VECTORS], int32_t excess[MAX_VECTORS],
                            const int nt, const int bits) {
-    UNROLL for (int j = 0; j < nt; j++) {
+    EACH (j, nt) {
         size_t row = row_of(m, t + (uint32_t)j), at = row * m->x->stride;
         int v = bits == 16 ? 2 * j : j;
         x[v] = m->x->hi + at;
@@ -129,13 +129,13 @@ COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[M
     }
 }
 
-/* ---- Activations ------------------------------------------------------------------------------------------------------ */
+/* ---- Activations ------------------------------------------------------------------------------------------------- */
 
 /* Distances 8, 4, 2, 1 inside one vector: lane i gets partner + x, or partner - x where bit h of i is set. */
-#define HADAMARD_STAGE(v, h)                                                                                             \
-    (SWAP_LANES(v, h) + (v16f)((v16u)(v) ^ (v16u){ SIGN(0, h), SIGN(1, h), SIGN(2, h), SIGN(3, h), SIGN(4, h), SIGN(5, h), SIGN(6, h),     \
-                                                SIGN(7, h), SIGN(8, h), SIGN(9, h), SIGN(10, h), SIGN(11, h), SIGN(12, h),          \
-                                                SIGN(13, h), SIGN(14, h), SIGN(15, h) }))
+#define HADAMARD_STAGE(v, h)                                                                                                 \
+    (SWAP_LANES(v, h) + (v16f)((v16u)(v) ^ (v16u){ SIGN(0, h), SIGN(1, h), SIGN(2, h), SIGN(3, h), SIGN(4, h), SIGN(5, h),   \
+                                                   SIGN(6, h), SIGN(7, h), SIGN(8, h), SIGN(9, h), SIGN(10, h), SIGN(11, h), \
+                                                   SIGN(12, h), SIGN(13, h), SIGN(14, h), SIGN(15, h) }))
 #define SIGN(lane, h) (((lane) & (h)) ? 0x80000000u : 0)
 
 /* Stages h and h / 2 (h >= 32) of one part in one pass over memory. */
@@ -242,7 +242,7 @@ static void fit8(const float *x, uint32_t k, float inverse, float sums[3]) {
     sums[2] = tree(square);
 }
 
-/* ---- Vectors ------------------------------------------------------------------------------------------------------------ */
+/* ---- Vectors ----------------------------------------------------------------------------------------------------- */
 
 static float rms_norm(const float *x, const float *w, float *y, uint32_t k, uint32_t n, float eps) {
     v16f squares = splat(0);
@@ -276,7 +276,7 @@ static void f32_to_f16(const float *x, uint16_t *y, uint32_t n) {
     }
 }
 
-/* ---- Attention ------------------------------------------------------------------------------------------------------------ */
+/* ---- Attention --------------------------------------------------------------------------------------------------- */
 
 #define MAX_QUERIES 4 /* taken together: each key and value is read once for all of them */
 
@@ -297,17 +297,17 @@ COLI_INLINE void score_tile(const coli_attention_t *a, uint32_t i, uint32_t bloc
                             const int nb, const int nq) {
     size_t keys = (size_t)a->head_dim * LANES;
     v16f acc[4][MAX_QUERIES];
-    UNROLL for (int b = 0; b < nb; b++)
-        UNROLL for (int j = 0; j < nq; j++) acc[b][j] = splat(0);
+    EACH (b, nb)
+        EACH (j, nq) acc[b][j] = splat(0);
     for (uint32_t d = 0; d < a->head_dim; d++)
-        UNROLL for (int b = 0; b < nb; b++) {
+        EACH (b, nb) {
             v16f k = cache(a->k_cache, (block + (size_t)b) * keys + d * LANES);
-            UNROLL for (int j = 0; j < nq; j++) acc[b][j] = fma16(k, splat(a->q[(i + (size_t)j) * a->q_stride + d]), acc[b][j]);
+            EACH (j, nq) acc[b][j] = fma16(k, splat(a->q[(i + (size_t)j) * a->q_stride + d]), acc[b][j]);
         }
-    UNROLL for (int b = 0; b < nb; b++) {
+    EACH (b, nb) {
         uint32_t at = block + (uint32_t)b;
         v16i mask = seen(a, at);
-        UNROLL for (int j = 0; j < nq; j++) {
+        EACH (j, nq) {
             v16f s = acc[b][j] * splat(a->scale);
             store(a->scores + (i + (size_t)j) * a->score_stride + (size_t)(at - a->first / LANES) * LANES, s);
             s = choose(mask, s, splat(-__builtin_inff()));
@@ -334,16 +334,15 @@ COLI_INLINE void value_tile(const coli_attention_t *a, uint32_t i, uint32_t d, c
                             const int nq) {
     const float *p = a->scores + i * a->score_stride + a->first % LANES;
     v16f acc[4][MAX_QUERIES];
-    UNROLL for (int e = 0; e < nd; e++)
-        UNROLL for (int j = 0; j < nq; j++) acc[e][j] = splat(0);
+    EACH (e, nd)
+        EACH (j, nq) acc[e][j] = splat(0);
     for (uint32_t key = a->first; key <= a->last; key++, p++)
-        UNROLL for (int e = 0; e < nd; e++) {
+        EACH (e, nd) {
             v16f v = cache(a->v_cache, (size_t)key * a->head_dim + d + (size_t)e * LANES);
-            UNROLL for (int j = 0; j < nq; j++) acc[e][j] = fma16(splat(p[(size_t)j * a->score_stride]), v, acc[e][j]);
+            EACH (j, nq) acc[e][j] = fma16(splat(p[(size_t)j * a->score_stride]), v, acc[e][j]);
         }
-    UNROLL for (int e = 0; e < nd; e++)
-        UNROLL for (int j = 0; j < nq; j++)
-            store(a->out + (i + (size_t)j) * a->q_stride + d + (size_t)e * LANES, acc[e][j] / splat(sums[j]));
+    EACH (e, nd)
+        EACH (j, nq) store(a->out + (i + (size_t)j) * a->q_stride + d + (size_t)e * LANES, acc[e][j] / splat(sums[j]));
 }
 
 /* nq queries from query i; `wide` key blocks, or 16-wide pieces of the values, at once. */
@@ -351,32 +350,33 @@ COLI_INLINE void attend(const coli_attention_t *a, uint32_t i, cache_fn cache, c
     uint32_t block = a->first / LANES, last = a->last / LANES, d = 0, step = (uint32_t)wide * LANES;
     v16f max[MAX_QUERIES];
     float sums[MAX_QUERIES];
-    UNROLL for (int j = 0; j < nq; j++) max[j] = splat(-__builtin_inff());
-    for (; last - block + 1 >= (uint32_t)wide && block <= last; block += (uint32_t)wide) score_tile(a, i, block, max, cache, wide, nq);
+    EACH (j, nq) max[j] = splat(-__builtin_inff());
+    for (; last - block + 1 >= (uint32_t)wide && block <= last; block += (uint32_t)wide)
+        score_tile(a, i, block, max, cache, wide, nq);
     for (; block <= last; block++) score_tile(a, i, block, max, cache, 1, nq);
-    UNROLL for (int j = 0; j < nq; j++) sums[j] = soften(a, i + (uint32_t)j, &max[j]);
+    EACH (j, nq) sums[j] = soften(a, i + (uint32_t)j, &max[j]);
     for (; d + step <= a->head_dim; d += step) value_tile(a, i, d, sums, cache, wide, nq);
     for (; d < a->head_dim; d += LANES) value_tile(a, i, d, sums, cache, 1, nq);
 }
 
 /* Four queries keep the machine busy with one block at a time; one query needs several to hide the latency of fma. */
-#define ATTENTION(type)                                                                                                  \
-    static void attend_##type##_1(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 4, 1); }            \
-    static void attend_##type##_2(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 2, 2); }            \
-    static void attend_##type##_3(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 3); }            \
-    static void attend_##type##_4(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 4); }            \
-    static void attention_##type(const coli_attention_t *a) {                                                            \
-        static void (*const take[])(const coli_attention_t *, uint32_t) = { attend_##type##_1, attend_##type##_2,          \
-                                                                            attend_##type##_3, attend_##type##_4 };        \
-        for (uint32_t i = 0, n; i < a->n_queries; i += n) {                                                              \
-            n = group_size(a->n_queries, i, MAX_QUERIES);                                                                \
-            take[n - 1](a, i);                                                                                           \
-        }                                                                                                                \
+#define ATTENTION(type)                                                                                             \
+    static void attend_##type##_1(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 4, 1); }      \
+    static void attend_##type##_2(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 2, 2); }      \
+    static void attend_##type##_3(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 3); }      \
+    static void attend_##type##_4(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 4); }      \
+    static void attention_##type(const coli_attention_t *a) {                                                       \
+        static void (*const take[])(const coli_attention_t *, uint32_t) = { attend_##type##_1, attend_##type##_2,   \
+                                                                            attend_##type##_3, attend_##type##_4 }; \
+        for (uint32_t i = 0, n; i < a->n_queries; i += n) {                                                         \
+            n = group_size(a->n_queries, i, MAX_QUERIES);                                                           \
+            take[n - 1](a, i);                                                                                      \
+        }                                                                                                           \
     }
 
 /* The entries of the table that this header defines. */
-#define KERNELS_OF_BODY                                                                                                  \
-    .hadamard = hadamard, .quantize8 = quantize8, .quantize16 = quantize16, .fit8 = fit8, .rms_norm = rms_norm, .swiglu = swiglu, \
-    .axpy = axpy, .add = add, .attention = { attention_f32, attention_f16 }, .f32_to_f16 = f32_to_f16
+#define KERNELS_OF_BODY                                                                                         \
+    .hadamard = hadamard, .quantize8 = quantize8, .quantize16 = quantize16, .fit8 = fit8, .rms_norm = rms_norm, \
+    .swiglu = swiglu, .axpy = axpy, .add = add, .attention = { attention_f32, attention_f16 }, .f32_to_f16 = f32_to_f16
 
 #endif

@@ -1,9 +1,9 @@
 /* kernels.h: the table of hot functions, one set per instruction set, all giving the same bits.
  *
  * Contract of every kernel: row lengths are padded (k to 128, rows to 16, head_dim to 16) and padding holds zeros on input
- * and gets zeros (or products of zeros) on output, so no kernel has a tail; pointers to float and int8 rows are 64-byte aligned;
- * no kernel reads or writes outside the given rows, allocates, or depends on anything but its arguments. Batch size and
- * number of blocks select tiling, never arithmetic. All "fma" round once; the written order is:
+ * and gets zeros (or products of zeros) on output, so no kernel has a tail; pointers to float and int8 rows are 64-byte
+ * aligned; no kernel reads or writes outside the given rows, allocates, or depends on anything but its arguments. Batch size
+ * and number of blocks select tiling, never arithmetic. All "fma" round once; the written order is:
  *
  *   lanes        16 partial results, element i belongs to lane i % 16, elements in ascending order
  *   tree(v)      v[i] += v[i + 8] (i < 8), then + 4, + 2, + 1: result in v[0]
@@ -76,12 +76,13 @@ typedef struct coli_kernels {
     /* The same with 16256 for 127: q in [-16256, 16256], hi = (q + 64) >> 7, lo = q - 128 hi. */
     void (*quantize16)(const float *x, uint32_t k, int8_t *hi, int8_t *lo, float *scale, int32_t *sum_hi, int32_t *sum_lo);
 
-    /* How well 8 bits hold x at a given step (for the search of weight scales): with u = x * inverse, q = nearest-even(u clamped to
-     * +-127), d = u - q, the tree of lanes of [0] fma(d, d, acc), [1] fma(d, q, acc), [2] fma(q, q, acc). |u| finite. */
+    /* How well 8 bits hold x at a given step (for the search of weight scales): with u = x * inverse, q = nearest-even(u
+     * clamped to +-127), d = u - q, the tree of lanes of [0] fma(d, d, acc), [1] fma(d, q, acc), [2] fma(q, q, acc). u is finite. */
     void (*fit8)(const float *x, uint32_t k, float inverse, float sums[3]);
 
-    /* y = w * (x * r), r = 1 / sqrt(tree(lanes of fma(x, x, acc)) / n + eps); w and y may be NULL: only the sum is made. k padded, n
-     * true width; y may be x; k is a multiple of 16 here (heads). Returns the sum of squares (NaN or inf if x holds one). */
+    /* y = w * (x * r), r = 1 / sqrt(tree(lanes of fma(x, x, acc)) / n + eps); w and y may be NULL: only the sum is made.
+     * k padded, n true width; y may be x; k is a multiple of 16 here (heads). Returns the sum of squares (NaN or inf if x
+     * holds one). */
     float (*rms_norm)(const float *x, const float *w, float *y, uint32_t k, uint32_t n, float eps);
     /* act[j] = (g / (1 + exp(-g))) * u. gate_up: [n / 16][gate 16, up 16]; n multiple of 16. */
     void (*swiglu)(const float *gate_up, float *act, uint32_t n);
@@ -93,13 +94,17 @@ typedef struct coli_kernels {
      * exp is coli_expf. */
     void (*attention[2])(const coli_attention_t *a);
 
-    void (*f32_to_f16)(const float *x, uint16_t *y, uint32_t n); /* n multiple of 16; nearest even, clamped to +-65504; NaN stays */
+    /* n multiple of 16; nearest even, clamped to +-65504; NaN stays. */
+    void (*f32_to_f16)(const float *x, uint16_t *y, uint32_t n);
 } coli_kernels_t;
 
 /* The table for an instruction set (AUTO: the best one here); NULL if not built in or not usable on this machine. */
 const coli_kernels_t *coli_kernels_select(colibri_isa_t isa);
 
 /* Largest power of two dividing the padded k, at most COLIBRI_MAX_ROTATION. */
-COLI_INLINE uint32_t coli_rotation_block(uint32_t k) { uint32_t b = k & (0u - k); return b > COLIBRI_MAX_ROTATION ? COLIBRI_MAX_ROTATION : b; }
+COLI_INLINE uint32_t coli_rotation_block(uint32_t k) {
+    uint32_t b = k & (0u - k);
+    return b > COLIBRI_MAX_ROTATION ? COLIBRI_MAX_ROTATION : b;
+}
 
 #endif

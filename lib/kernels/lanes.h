@@ -10,7 +10,8 @@
 #pragma clang diagnostic ignored "-Wpsabi"
 
 #define LANES COLIBRI_TILE_ROWS
-#define UNROLL _Pragma("clang loop unroll(full)")
+/* for i = 0 ... n - 1, written out: n is a constant and i indexes registers. */
+#define EACH(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
 
 typedef float v16f __attribute__((vector_size(64), may_alias));
 typedef int32_t v16i __attribute__((vector_size(64), may_alias));
@@ -36,8 +37,8 @@ COLI_INLINE v16f widen_f16(const uint16_t *p) { /* 32-byte aligned */
     return __builtin_convertvector(*(const v16h *)(const void *)p, v16f);
 }
 
-#define SWAP_LANES(v, h)                                                                                                 \
-    __builtin_shufflevector(v, v, 0 ^ h, 1 ^ h, 2 ^ h, 3 ^ h, 4 ^ h, 5 ^ h, 6 ^ h, 7 ^ h, 8 ^ h, 9 ^ h, 10 ^ h, 11 ^ h,    \
+#define SWAP_LANES(v, h)                                                                                                \
+    __builtin_shufflevector(v, v, 0 ^ h, 1 ^ h, 2 ^ h, 3 ^ h, 4 ^ h, 5 ^ h, 6 ^ h, 7 ^ h, 8 ^ h, 9 ^ h, 10 ^ h, 11 ^ h, \
                             12 ^ h, 13 ^ h, 14 ^ h, 15 ^ h)
 
 /* The fixed tree over 16 lanes: +8, +4, +2, +1. */

@@ -41,7 +41,7 @@ static void column_bf16(const uint8_t *block, uint32_t c, float w[LANES]) {
 /* One block times up to 8 tokens, so that a column is widened once for all of them. */
 static void float_block(const coli_matmul_t *m, const uint8_t *block, float *y, uint32_t token, uint32_t n, column_fn column) {
     const float *x[8];
-    float acc[8][LANES] = {{0}}, w[LANES];
+    float acc[8][LANES] = { { 0 } }, w[LANES];
     for (uint32_t t = 0; t < n; t++) x[t] = m->x->f32 + (size_t)row_of(m, token + t) * m->x->stride;
     for (uint32_t c = 0; c < m->k; c++) {
         column(block, c, w);
@@ -152,7 +152,7 @@ static void quantize16(const float *x, uint32_t k, int8_t *hi, int8_t *lo, float
 }
 
 static void fit8(const float *x, uint32_t k, float inverse, float sums[3]) {
-    float error[LANES] = {0}, cross[LANES] = {0}, square[LANES] = {0};
+    float error[LANES] = { 0 }, cross[LANES] = { 0 }, square[LANES] = { 0 };
     for (uint32_t i = 0; i < k; i++) {
         float u = x[i] * inverse;
         float q = round_even(u > 127 ? 127 : u < -127 ? -127 : u), d = u - q;
@@ -168,7 +168,7 @@ static void fit8(const float *x, uint32_t k, float inverse, float sums[3]) {
 /* ---- Vectors -------------------------------------------------------------------------------------------------------- */
 
 static float rms_norm(const float *x, const float *w, float *y, uint32_t k, uint32_t n, float eps) {
-    float squares[LANES] = {0};
+    float squares[LANES] = { 0 };
     for (uint32_t i = 0; i < k; i++) squares[i % LANES] = coli_fmaf(x[i], x[i], squares[i % LANES]);
     float sum = tree(squares);
     if (w == NULL || y == NULL) return sum;
@@ -220,7 +220,7 @@ static float score_keys(const coli_attention_t *a, const float *q, float *s, ele
 
 static void attend(const coli_attention_t *a, const float *q, float *s, float *out, element_fn element) {
     uint32_t base = a->first / LANES * LANES;
-    float max = score_keys(a, q, s, element), sums[LANES] = {0};
+    float max = score_keys(a, q, s, element), sums[LANES] = { 0 };
     for (uint32_t key = a->first; key <= a->last; key++) {
         s[key - base] = coli_expf(s[key - base] - max);
         sums[key % LANES] += s[key - base];

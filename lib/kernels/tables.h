@@ -13,7 +13,7 @@
 
 const coli_kernels_t *coli_kernels_ref(void);
 const coli_kernels_t *coli_kernels_avx2(void);
-const coli_kernels_t *coli_kernels_avx512(void);      /* q8 without VNNI */
+const coli_kernels_t *coli_kernels_avx512(void); /* q8 without VNNI */
 const coli_kernels_t *coli_kernels_avx512_vnni(void);
 
 #endif

@@ -1,7 +1,7 @@
-/* pack.c: row-major weights become tiles (colibri_format.h): what a converter spends its time on. One block of 16 rows at a time:
- * widen a row to f32, convert or rotate and quantise it into a row of 32-bit words, and at the end lay the 16 rows of words out
- * as tile steps, which for every type is the same transposition: a step is one word of each row. Float sums run in the written
- * order of the kernels (or in double over fixed lanes), so the bytes are the same on every machine. */
+/* pack.c: row-major weights become tiles (colibri_format.h): what a converter spends its time on. One block of 16 rows at a
+ * time: widen a row to f32, convert or rotate and quantise it into a row of 32-bit words, and at the end lay the 16 rows of
+ * words out as tile steps, which for every type is the same transposition: a step is one word of each row. Float sums run in
+ * the written order of the kernels (or in double over fixed lanes), so the bytes are the same on every machine. */
 #include <stdlib.h>
 
 #include "base/math.h"
@@ -11,19 +11,19 @@
 #include "model/format.h"
 
 #define LANES COLIBRI_TILE_ROWS
-#define NUM_CLIPS 16          /* candidates of the search: the largest |w| times 1, 0.98, ..., 0.70 */
-#define ROW_GAP 16            /* words between rows of the block: rows a power of two apart would share few cache sets */
+#define NUM_CLIPS 16           /* candidates of the search: the largest |w| times 1, 0.98, ..., 0.70 */
+#define ROW_GAP 16             /* words between rows of the block: rows a power of two apart would share few cache sets */
 #define SMALLEST_MAX 0x1p-100f /* rows below are stored as zeros, as the kernels do with activations */
 
 typedef struct packer {
-    colibri_pack_t pack;         /* as given, defaults filled in */
+    colibri_pack_t pack; /* as given, defaults filled in */
     const coli_kernels_t *kernels;
     uint64_t block_bytes;
-    uint32_t k;                  /* padded */
-    uint32_t rotation;           /* block of the Hadamard transform */
-    uint32_t row_words;          /* 32-bit words of a stored row */
-    float *row;                  /* [k] one row as f32 */
-    uint32_t *words;             /* [16][row_words + ROW_GAP] a block as stored, row by row */
+    uint32_t k;         /* padded */
+    uint32_t rotation;  /* block of the Hadamard transform */
+    uint32_t row_words; /* 32-bit words of a stored row */
+    float *row;         /* [k] one row as f32 */
+    uint32_t *words;    /* [16][row_words + ROW_GAP] a block as stored, row by row */
     double squared_error, squared_norm;
 } packer_t;
 
@@ -117,8 +117,8 @@ static colibri_status_t narrow_row(packer_t *p, uint32_t r, uint16_t *out) {
         out[c] = f16 ? coli_f32_to_f16(p->row[c]) : coli_f32_to_bf16(p->row[c]);
         float stored = f16 ? coli_f16_to_f32(out[c]) : coli_bf16_to_f32(out[c]);
         if (!is_finite(stored))
-            return coli_fail(COLIBRI_ERR_NOT_FINITE, "weight [%u][%u] is %g, too large for %s; store this model as %s", (unsigned)r,
-                             (unsigned)c, (double)p->row[c], f16 ? "f16" : "bf16", f16 ? "bf16 or f32" : "f32");
+            return coli_fail(COLIBRI_ERR_NOT_FINITE, "weight [%u][%u] is %g, too large for %s; store this model as %s",
+                             (unsigned)r, (unsigned)c, (double)p->row[c], f16 ? "f16" : "bf16", f16 ? "bf16 or f32" : "f32");
         double d = (double)p->row[c] - (double)stored;
         lost += d * d;
     }
@@ -157,8 +157,8 @@ static step_t search_step(const packer_t *p, float max) {
     return best;
 }
 
-/* The nearest-rank 99.9th percentile of |x|: the largest value that more than k / 1000 elements reach. By bisection on the bits,
- * whose order as integers is that of the values. */
+/* The nearest-rank 99.9th percentile of |x|: the largest value that more than k / 1000 elements reach. By bisection on the
+ * bits, whose order as integers is that of the values. */
 static float percentile(const float *x, uint32_t k) {
     uint32_t above = k / 1000, low = 0, high = 0x7f800000u; /* the answer is in [low, high) */
     float value;
@@ -184,14 +184,12 @@ static step_t choose_step(const packer_t *p, float max) {
 }
 
 /* p->row, rotated and quantised; its scale. */
-static colibri_status_t quantize_row(packer_t *p, uint32_t r, int8_t *out, float *scale) {
+static void quantize_row(packer_t *p, int8_t *out, float *scale) {
     float part = 1.0f / (float)p->rotation;
-    for (uint32_t c = 0; c < p->k; c++) p->row[c] *= part; /* a power of two: exact, and before the sums it keeps them small */
+    step_t step = { 0 };
+    for (uint32_t c = 0; c < p->k; c++) p->row[c] *= part; /* a power of two: exact, and no sum below can overflow */
     p->kernels->hadamard(p->row, p->k, p->rotation);
     float max = largest(p->row, p->k);
-    if (!is_finite(max))
-        return coli_fail(COLIBRI_ERR_NOT_FINITE, "row %u of the weights is too large to be rotated; store this model as f32", (unsigned)r);
-    step_t step = { 0 };
     if (max >= SMALLEST_MAX)
         step = choose_step(p, max);
     else
@@ -203,8 +201,7 @@ static colibri_status_t quantize_row(packer_t *p, uint32_t r, int8_t *out, float
         out[c] = (int8_t)(int32_t)((u + 12582912.0f) - 12582912.0f); /* 1.5 * 2^23: to nearest even */
     }
     *scale = step.scale;
-    p->squared_error += step.error * (double)p->rotation; /* the inverse rotation stretches by sqrt(block) */
-    return COLIBRI_OK;
+    p->squared_error += step.error * (double)p->rotation; /* turned back, lengths grow by sqrt(block) */
 }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------------ */
@@ -229,7 +226,7 @@ static colibri_status_t pack_block(packer_t *p, uint32_t b) {
         }
         if ((status = read_row(p, r)) != COLIBRI_OK) return status;
         if (p->pack.dst_dtype == COLIBRI_DTYPE_Q8)
-            status = quantize_row(p, r, (int8_t *)words, &scales[i]);
+            quantize_row(p, (int8_t *)words, &scales[i]);
         else if (p->pack.dst_dtype == COLIBRI_DTYPE_F32)
             memcpy(words, p->row, (size_t)p->k * 4);
         else
@@ -244,10 +241,11 @@ static colibri_status_t pack_block(packer_t *p, uint32_t b) {
 
 static colibri_status_t check_kinds(const colibri_pack_t *pack) {
     if (element_size(pack->src_dtype) < 2)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.src_dtype is %d; f32 (1), f16 (2) and bf16 (3) can be packed", (int)pack->src_dtype);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.src_dtype is %d; f32 (1), f16 (2) and bf16 (3) can be packed",
+                         (int)pack->src_dtype);
     if (element_size(pack->dst_dtype) == 0)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.dst_dtype is %d; f32 (1), f16 (2), bf16 (3) and q8 (4) can be written",
-                         (int)pack->dst_dtype);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "pack.dst_dtype is %d; f32 (1), f16 (2), bf16 (3) and q8 (4) can be written", (int)pack->dst_dtype);
     if (pack->scale_rule < COLIBRI_SCALE_LEAST_SQUARES || pack->scale_rule > COLIBRI_SCALE_MAX)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.scale_rule is %d; 0, 1 and 2 are known", (int)pack->scale_rule);
     if (pack->src == NULL || pack->dst == NULL)
@@ -274,19 +272,23 @@ static colibri_status_t check_strides(packer_t *p) {
     if (pack->dst_scale_stride < LANES)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.dst_scale_stride is %llu floats, but a block has 16 scales",
                          (unsigned long long)pack->dst_scale_stride);
-    if (!coli_mul64(pack->src_stride, (uint64_t)pack->rows * 4, &unused) || !coli_mul64(pack->dst_block_stride, blocks, &unused) ||
-        !coli_mul64(pack->dst_scale_stride, blocks * 4, &unused))
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack: %u rows with these strides do not fit into memory", (unsigned)pack->rows);
+    if (!coli_mul64(pack->src_stride, (uint64_t)pack->rows * 4, &unused) ||
+        !coli_mul64(pack->dst_block_stride, blocks, &unused) || !coli_mul64(pack->dst_scale_stride, blocks * 4, &unused))
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack: %u rows with these strides do not fit into memory",
+                         (unsigned)pack->rows);
     if ((uintptr_t)pack->dst % COLI_ALIGN != 0 || pack->dst_block_stride % COLI_ALIGN != 0)
-        return coli_fail(COLIBRI_ERR_ALIGNMENT, "pack.%s is not a multiple of 64", (uintptr_t)pack->dst % COLI_ALIGN ? "dst" : "dst_block_stride");
+        return coli_fail(COLIBRI_ERR_ALIGNMENT, "pack.%s is not a multiple of 64",
+                         (uintptr_t)pack->dst % COLI_ALIGN ? "dst" : "dst_block_stride");
     if (pack->dst_dtype != COLIBRI_DTYPE_Q8) {
         pack->dst_scale = NULL;
     } else if (pack->dst_scale == NULL) {
         if (pack->dst_block_stride != p->block_bytes)
-            return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.dst_scale is NULL, but the blocks are not contiguous; say where scales go");
+            return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                             "pack.dst_scale is NULL, but the blocks are not contiguous; say where scales go");
         pack->dst_scale = (float *)(void *)((uint8_t *)pack->dst + blocks * p->block_bytes);
     }
-    if ((uintptr_t)pack->dst_scale % sizeof(float) != 0) return coli_fail(COLIBRI_ERR_ALIGNMENT, "pack.dst_scale is not a multiple of 4");
+    if ((uintptr_t)pack->dst_scale % sizeof(float) != 0)
+        return coli_fail(COLIBRI_ERR_ALIGNMENT, "pack.dst_scale is not a multiple of 4");
     return COLIBRI_OK;
 }
 

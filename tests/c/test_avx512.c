@@ -1,18 +1,18 @@
-/* test_avx512.c: lib/kernels/avx512.c, both of its tables, on any x86-64. Vectors are split by the compiler, and the two AVX-512
- * instructions that the file names are emulated: by SIMDe with -DCOLI_SIMDE, else by the definitions below. Every entry must give
- * the reference's bits. A test of our code: where there is AVX-512, test_kernels runs the real thing. */
+/* test_avx512.c: lib/kernels/avx512.c, both of its tables, on any x86-64. Vectors are split by the compiler, and the two
+ * AVX-512 instructions that the file names are emulated: by SIMDe with -DCOLI_SIMDE, else by the definitions below. Every entry
+ * must give the reference's bits. A test of our code: where there is AVX-512, test_kernels runs the real thing. */
 #include "../kernels/compare.h"
 #include "kernels/tables.h"
 
 #if defined(__x86_64__)
 
-#include <immintrin.h>
+#  include <immintrin.h>
 
-#ifdef COLI_SIMDE
-#  include <simde/x86/avx512.h>
-#  define emulated_madd(a, b) simde_mm512_madd_epi16((simde__m512i)(a), (simde__m512i)(b))
-#  define emulated_dpbusd(acc, a, b) simde_mm512_dpbusd_epi32((simde__m512i)(acc), (simde__m512i)(a), (simde__m512i)(b))
-#else
+#  ifdef COLI_SIMDE
+#    include <simde/x86/avx512.h>
+#    define emulated_madd(a, b) simde_mm512_madd_epi16((simde__m512i)(a), (simde__m512i)(b))
+#    define emulated_dpbusd(acc, a, b) simde_mm512_dpbusd_epi32((simde__m512i)(acc), (simde__m512i)(a), (simde__m512i)(b))
+#  else
 
 typedef int32_t emulated_t __attribute__((vector_size(64)));
 
@@ -38,16 +38,16 @@ static inline __attribute__((always_inline)) emulated_t emulated_dpbusd(__m512i 
     return result;
 }
 
-#endif
+#  endif
 
-#undef _mm512_madd_epi16
-#undef _mm512_dpbusd_epi32
-#define _mm512_madd_epi16(a, b) ((__m512i)emulated_madd(a, b))
-#define _mm512_dpbusd_epi32(acc, a, b) ((__m512i)emulated_dpbusd(acc, a, b))
-#define TARGET_VNNI
-#define coli_kernels_avx512 emulated_avx512 /* the library has the real ones */
-#define coli_kernels_avx512_vnni emulated_avx512_vnni
-#include "kernels/avx512.c"
+#  undef _mm512_madd_epi16
+#  undef _mm512_dpbusd_epi32
+#  define _mm512_madd_epi16(a, b) ((__m512i)emulated_madd(a, b))
+#  define _mm512_dpbusd_epi32(acc, a, b) ((__m512i)emulated_dpbusd(acc, a, b))
+#  define TARGET_VNNI
+#  define coli_kernels_avx512 emulated_avx512 /* the library has the real ones */
+#  define coli_kernels_avx512_vnni emulated_avx512_vnni
+#  include "kernels/avx512.c"
 
 int main(void) {
     const coli_kernels_t *ref = coli_kernels_ref();

@@ -1,5 +1,5 @@
-/* test_kernels.c: the reference kernels do what kernels.h says (against double precision and plain definitions), and every other
- * table this machine can use gives the same bits (tests/kernels/compare.h). */
+/* test_kernels.c: the reference kernels do what kernels.h says (against double precision and plain definitions), and every
+ * other table this machine can use gives the same bits (tests/kernels/compare.h). */
 #include <math.h>
 
 #include "../kernels/compare.h"
@@ -16,8 +16,15 @@ static void test_float_products(void) {
         uint32_t rows[3] = { 7, 0, 39 };
         double worst = 0;
         make_activations(&x, parts, 128, 0, PLAIN);
-        coli_matmul_t m = { .w = w.data, .block_bytes = w.bytes / 2, .n_blocks = 2, .k = 128, .x = &x, .rows = rows, .n_tokens = 3,
-                            .y = floats(&y), .y_stride = 32 };
+        coli_matmul_t m = { .w = w.data,
+                            .block_bytes = w.bytes / 2,
+                            .n_blocks = 2,
+                            .k = 128,
+                            .x = &x,
+                            .rows = rows,
+                            .n_tokens = 3,
+                            .y = floats(&y),
+                            .y_stride = 32 };
         ref->matmul[type](&m);
         for (uint32_t t = 0; t < 3; t++)
             for (uint32_t row = 0; row < 32; row++) {
@@ -44,17 +51,27 @@ static void test_float_products(void) {
 
 static void test_q8_product(uint32_t bits) {
     coli_act_t x;
-    guarded_t parts[6], w = make_weights(COLIBRI_FILE_Q8, 256, 2, PLAIN), scale = guarded_floats(32, PLAIN), y = guarded_new(2 * 32 * 4);
+    guarded_t parts[6], w = make_weights(COLIBRI_FILE_Q8, 256, 2, PLAIN), scale = guarded_floats(32, PLAIN),
+                        y = guarded_new(2 * 32 * 4);
     make_activations(&x, parts, 256, bits, PLAIN);
-    coli_matmul_t m = { .w = w.data, .w_scale = floats(&scale), .block_bytes = 4096, .n_blocks = 2, .k = 256, .x = &x, .first_row = 5,
-                        .n_tokens = 2, .y = floats(&y), .y_stride = 32 };
+    coli_matmul_t m = { .w = w.data,
+                        .w_scale = floats(&scale),
+                        .block_bytes = 4096,
+                        .n_blocks = 2,
+                        .k = 256,
+                        .x = &x,
+                        .first_row = 5,
+                        .n_tokens = 2,
+                        .y = floats(&y),
+                        .y_stride = 32 };
     ref->matmul[COLIBRI_FILE_Q8](&m);
     for (uint32_t t = 0; t < 2; t++)
         for (uint32_t row = 0; row < 32; row++) {
             int64_t sum = 0;
             for (uint32_t c = 0; c < 256; c++) {
                 int8_t weight = (int8_t)w.data[row / 16 * 4096 + c / 4 * 64 + row % 16 * 4 + c % 4];
-                sum += weight * (bits == 16 ? 128 * x.hi[(5 + t) * 256 + c] + x.lo[(5 + t) * 256 + c] : x.hi[(5 + t) * 256 + c]);
+                sum += weight *
+                       (bits == 16 ? 128 * x.hi[(5 + t) * 256 + c] + x.lo[(5 + t) * 256 + c] : x.hi[(5 + t) * 256 + c]);
             }
             CHECK(m.y[t * 32 + row] == (float)sum * (floats(&scale)[row] * x.scale[5 + t])); /* |sum| < 2^31: rounded once */
         }
@@ -91,7 +108,8 @@ static void test_quantize(void) {
     ref->quantize16(x, 128, hi, lo, &scale, &sum_hi, &sum_lo);
     CHECK(scale == 1 / 128.0f);
     for (int i = 0; i < 9; i++) CHECK_EQ(128 * hi[i] + lo[i], lrintf(128 * x[i]));
-    CHECK_EQ(128 * sum_hi + sum_lo, lrintf(128 * 1.0f * (127 - 127 + 0.5f + 1.5f + 2.5f - 0.5f - 1.5f + 126.5f)) + lrintf(128 * 3.49f));
+    CHECK_EQ(128 * sum_hi + sum_lo,
+             lrintf(128 * 1.0f * (127 - 127 + 0.5f + 1.5f + 2.5f - 0.5f - 1.5f + 126.5f)) + lrintf(128 * 3.49f));
     memset(x, 0, sizeof x);
     ref->quantize8(x, 128, hi, &scale, &sum_hi);
     CHECK(scale == 0 && hi[0] == 0 && sum_hi == 0);
@@ -126,7 +144,8 @@ static void attend_scores(const coli_kernels_t *table, float offset, float sprea
     q[0] = 1;
     for (uint32_t key = 0; key < 48; key++) {
         float score = offset + spread * rng_float();
-        for (uint32_t d = 0; d < 16; d++) k[(key / 16 * 16 + d) * 16 + key % 16] = d ? 0.25f : key < 5 || key > 33 ? NAN : score;
+        for (uint32_t d = 0; d < 16; d++)
+            k[(key / 16 * 16 + d) * 16 + key % 16] = d ? 0.25f : key < 5 || key > 33 ? NAN : score;
         for (uint32_t d = 0; d < 16; d++) v[key * 16 + d] = key < 5 || key > 33 ? NAN : (float)key;
     }
     for (uint32_t key = 5; key <= 33; key++) {
@@ -135,8 +154,18 @@ static void attend_scores(const coli_kernels_t *table, float offset, float sprea
         *expected += p * key;
     }
     *expected /= sum;
-    coli_attention_t a = { .k_cache = k, .v_cache = v, .head_dim = 16, .n_queries = 1, .first = 5, .last = 33, .scale = 1, .q = q,
-                           .out = out, .q_stride = 16, .scores = scores, .score_stride = 48 };
+    coli_attention_t a = { .k_cache = k,
+                           .v_cache = v,
+                           .head_dim = 16,
+                           .n_queries = 1,
+                           .first = 5,
+                           .last = 33,
+                           .scale = 1,
+                           .q = q,
+                           .out = out,
+                           .q_stride = 16,
+                           .scores = scores,
+                           .score_stride = 48 };
     table->attention[0](&a);
 }
 
@@ -154,7 +183,8 @@ static void test_attention(const coli_kernels_t *table) {
 }
 
 static void test_f32_to_f16(void) {
-    static const float x[16] = { 1, 65504, 65519, 65520, 1e30f, -INFINITY, 0x1p-24f, 0x1p-25f, 0x1.8p-25f, -0.0f, 0x1p-15f, 1.00048828125f };
+    static const float x[16] = { 1,        65504,    65519,      65520, 1e30f,    -INFINITY,
+                                 0x1p-24f, 0x1p-25f, 0x1.8p-25f, -0.0f, 0x1p-15f, 1.00048828125f };
     static const uint16_t expected[12] = { 0x3c00, 0x7bff, 0x7bff, 0x7bff, 0x7bff, 0xfbff, 1, 0, 1, 0x8000, 0x0200, 0x3c00 };
     _Alignas(64) float in[16];
     _Alignas(64) uint16_t out[16];
@@ -172,8 +202,17 @@ static void test_lone_nan(const coli_kernels_t *table) {
         for (int i = 0; i < 64 * 16; i++) k[i] = v[i] = 1;
         for (int i = 0; i < 16; i++) q[i] = rng_float();
         k[(bad / 16 * 16 + 3) * 16 + bad % 16] = NAN;
-        coli_attention_t a = { .k_cache = k, .v_cache = v, .head_dim = 16, .n_queries = 1, .last = 63, .scale = 1, .q = q, .out = out,
-                               .q_stride = 16, .scores = scores, .score_stride = 64 };
+        coli_attention_t a = { .k_cache = k,
+                               .v_cache = v,
+                               .head_dim = 16,
+                               .n_queries = 1,
+                               .last = 63,
+                               .scale = 1,
+                               .q = q,
+                               .out = out,
+                               .q_stride = 16,
+                               .scores = scores,
+                               .score_stride = 64 };
         table->attention[0](&a);
         CHECK(out[0] != out[0] && out[15] != out[15]);
     }

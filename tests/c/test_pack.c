@@ -62,7 +62,8 @@ static void test_float_layout(int32_t src_dtype, int32_t dst_dtype) {
             const uint8_t *block = dst + (size_t)(row / 16) * 16 * PADDED_K * element;
             int r = row % 16;
             float expected = row < ROWS && c < K ? weights[row * STRIDE + c] : 0, stored;
-            uint16_t half, expected_half = dst_dtype == COLIBRI_DTYPE_F16 ? coli_f32_to_f16(expected) : coli_f32_to_bf16(expected);
+            uint16_t half,
+                expected_half = dst_dtype == COLIBRI_DTYPE_F16 ? coli_f32_to_f16(expected) : coli_f32_to_bf16(expected);
             memcpy(&half, block + ((c / 2) * 32 + r * 2 + c % 2) * 2, 2);
             if (dst_dtype == COLIBRI_DTYPE_F32)
                 memcpy(&stored, block + (c * 16 + r) * 4, 4);
@@ -179,7 +180,8 @@ static void test_strides(void) {
 }
 
 static void test_known_bits(void) {
-    static const uint32_t f32[5] = { 0x3f808000u, 0x3f818000u, 0x007fffffu, 0x38000000u, 0x33800000u }; /* the last two: 2^-15, 2^-24 */
+    static const uint32_t f32[5] = { 0x3f808000u, 0x3f818000u, 0x007fffffu, 0x38000000u,
+                                     0x33800000u }; /* the last two: 2^-15, 2^-24 */
     uint16_t *dst = aligned(16 * 128 * 2);
     memset(weights, 0, sizeof weights);
     memcpy(weights, f32, sizeof f32);
@@ -224,12 +226,12 @@ static void test_not_finite(void) {
     CHECK(((const float *)dst)[PADDED_ROWS * PADDED_K / 4] == 0);
 }
 
-#define REFUSED(status, change)                                                                                          \
-    do {                                                                                                                 \
-        colibri_pack_t pack = request(COLIBRI_DTYPE_F32, COLIBRI_DTYPE_Q8, dst);                                         \
-        change;                                                                                                          \
-        CHECK_EQ(colibri_pack_matrix(&pack), status);                                                                    \
-        CHECK(colibri_last_status() == status && colibri_last_error()[0] != 0);                                          \
+#define REFUSED(status, change)                                                  \
+    do {                                                                         \
+        colibri_pack_t pack = request(COLIBRI_DTYPE_F32, COLIBRI_DTYPE_Q8, dst); \
+        change;                                                                  \
+        CHECK_EQ(colibri_pack_matrix(&pack), status);                            \
+        CHECK(colibri_last_status() == status && colibri_last_error()[0] != 0);  \
     } while (0)
 
 static void test_arguments(void) {

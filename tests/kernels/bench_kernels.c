@@ -1,5 +1,6 @@
-/* bench_kernels.c: a rough measure of the hot kernels on one thread, for developers: `zig cc` it with lib/kernels, lib/base/math.c
- * and lib/base/cpu.c, run with the name of an instruction set. Weights of 64 MiB, so that one token reads them from memory. */
+/* bench_kernels.c: a rough measure of the hot kernels on one thread, for developers: `zig cc` it with lib/kernels,
+ * lib/base/math.c and lib/base/cpu.c, run with the name of an instruction set. Weights of 64 MiB, so that one token reads them
+ * from memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,10 +28,23 @@ static void bench_product(const coli_kernels_t *table, uint32_t type, uint32_t b
     uint32_t k = 2048;
     uint64_t block_bytes = 16ull * k * element[type];
     uint32_t blocks = (uint32_t)(bytes / block_bytes);
-    coli_act_t x = { k, bits, aligned((size_t)n_tokens * k * 4), aligned((size_t)n_tokens * k), aligned((size_t)n_tokens * k),
-                     aligned(n_tokens * 4), aligned(n_tokens * 4), aligned(n_tokens * 4) };
-    coli_matmul_t m = { .w = aligned(bytes), .w_scale = aligned(blocks * 64), .block_bytes = block_bytes, .n_blocks = 8, .k = k, .x = &x,
-                        .n_tokens = n_tokens, .y_stride = 128, .y = aligned(n_tokens * 512) };
+    coli_act_t x = { k,
+                     bits,
+                     aligned((size_t)n_tokens * k * 4),
+                     aligned((size_t)n_tokens * k),
+                     aligned((size_t)n_tokens * k),
+                     aligned(n_tokens * 4),
+                     aligned(n_tokens * 4),
+                     aligned(n_tokens * 4) };
+    coli_matmul_t m = { .w = aligned(bytes),
+                        .w_scale = aligned(blocks * 64),
+                        .block_bytes = block_bytes,
+                        .n_blocks = 8,
+                        .k = k,
+                        .x = &x,
+                        .n_tokens = n_tokens,
+                        .y_stride = 128,
+                        .y = aligned(n_tokens * 512) };
     const uint8_t *first = m.w;
     double best = 1e9;
     for (int round = 0; round < 15; round++) { /* the minimum: other work on the machine only adds */
@@ -43,7 +57,8 @@ static void bench_product(const coli_kernels_t *table, uint32_t type, uint32_t b
         if (seconds < best) best = seconds;
     }
     printf("%-5s %s x %2u token%s %2u bits: %7.2f GB/s of weights, %7.1f Gop/s\n", table->name, names[type], n_tokens,
-           n_tokens > 1 ? "s" : " ", bits, (double)bytes / best * 1e-9, 2.0 * (double)bytes / element[type] * n_tokens / best * 1e-9);
+           n_tokens > 1 ? "s" : " ", bits, (double)bytes / best * 1e-9,
+           2.0 * (double)bytes / element[type] * n_tokens / best * 1e-9);
 }
 
 int main(int argc, char **argv) {

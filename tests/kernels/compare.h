@@ -38,7 +38,8 @@ static float from_bits(uint32_t u) {
 
 /* PLAIN: [-1, 1). WIDE: every exponent, subnormals too. SPECIAL: some zeros, infinities and NaNs among plain ones. */
 static float rng_kind(int kind) {
-    static const uint32_t special[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x80000000u, 0, 0x7f7fffffu, 0x00000001u, 0xffc00001u };
+    static const uint32_t special[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x80000000u,
+                                        0,           0x7f7fffffu, 0x00000001u, 0xffc00001u };
     uint32_t u = rng();
     if (kind == WIDE) return from_bits((u & 0x7f800000u) == 0x7f800000u ? u & 0xbfffffffu : u);
     if (kind == SPECIAL && u % 16 == 0) return from_bits(special[(u >> 8) % 8]);
@@ -125,8 +126,14 @@ static void make_activations(coli_act_t *x, guarded_t parts[6], uint32_t k, uint
     parts[3] = guarded_floats(48, PLAIN);
     parts[4] = guarded_new(48 * 4);
     parts[5] = guarded_new(48 * 4);
-    *x = (coli_act_t){ k, bits, floats(&parts[0]), (int8_t *)parts[1].data, (int8_t *)parts[2].data, floats(&parts[3]),
-                       (int32_t *)(void *)parts[4].data, (int32_t *)(void *)parts[5].data };
+    *x = (coli_act_t){ k,
+                       bits,
+                       floats(&parts[0]),
+                       (int8_t *)parts[1].data,
+                       (int8_t *)parts[2].data,
+                       floats(&parts[3]),
+                       (int32_t *)(void *)parts[4].data,
+                       (int32_t *)(void *)parts[5].data };
     for (uint32_t row = 0; bits && row < NUM_ROWS; row++) {
         x->sum_hi[row] = x->sum_lo[row] = 0;
         for (uint32_t c = 0; c < k; c++) {
@@ -148,7 +155,8 @@ static guarded_t make_weights(uint32_t type, uint32_t k, uint32_t n_blocks, int 
     guarded_t g = guarded_new(n * element[type]);
     for (size_t i = 0; i < n; i++) {
         if (type == COLIBRI_FILE_F32) floats(&g)[i] = rng_kind(kind);
-        if (type == COLIBRI_FILE_F16) ((uint16_t *)(void *)g.data)[i] = kind == WIDE ? (uint16_t)rng() : coli_f32_to_f16(rng_kind(kind));
+        if (type == COLIBRI_FILE_F16)
+            ((uint16_t *)(void *)g.data)[i] = kind == WIDE ? (uint16_t)rng() : coli_f32_to_f16(rng_kind(kind));
         if (type == COLIBRI_FILE_BF16) ((uint16_t *)(void *)g.data)[i] = coli_f32_to_bf16(rng_kind(kind));
         if (type == COLIBRI_FILE_Q8) g.data[i] = kind == WIDE ? (uint8_t)(rng() % 2 ? 127 : 128) : (uint8_t)rng();
     }
@@ -163,14 +171,22 @@ static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *othe
     guarded_t ya = guarded_new((size_t)n_tokens * stride * 4), yb = guarded_new((size_t)n_tokens * stride * 4);
     make_activations(&x, parts, k, bits, kind);
     for (int i = 0; i < NUM_ROWS; i++) rows[i] = rng() % NUM_ROWS;
-    coli_matmul_t m = { .w = w.data, .w_scale = type == COLIBRI_FILE_Q8 ? floats(&scale) : NULL, .block_bytes = w.bytes / n_blocks,
-                        .n_blocks = n_blocks, .k = k, .x = &x, .rows = rng() % 2 ? rows : NULL,
-                        .first_row = rng() % (NUM_ROWS - n_tokens + 1), .n_tokens = n_tokens, .y_stride = stride };
+    coli_matmul_t m = { .w = w.data,
+                        .w_scale = type == COLIBRI_FILE_Q8 ? floats(&scale) : NULL,
+                        .block_bytes = w.bytes / n_blocks,
+                        .n_blocks = n_blocks,
+                        .k = k,
+                        .x = &x,
+                        .rows = rng() % 2 ? rows : NULL,
+                        .first_row = rng() % (NUM_ROWS - n_tokens + 1),
+                        .n_tokens = n_tokens,
+                        .y_stride = stride };
     m.y = floats(&ya);
     ref->matmul[type](&m);
     m.y = floats(&yb);
     other->matmul[type](&m);
-    report(differing_floats(floats(&ya), floats(&yb), (size_t)n_tokens * stride), other->name, "matmul", type, k, n_blocks, n_tokens);
+    report(differing_floats(floats(&ya), floats(&yb), (size_t)n_tokens * stride), other->name, "matmul", type, k, n_blocks,
+           n_tokens);
     for (int i = 0; i < 6; i++) guarded_free(&parts[i]);
     guarded_free(&w);
     guarded_free(&scale);
@@ -207,7 +223,8 @@ static void compare_hadamard(const coli_kernels_t *ref, const coli_kernels_t *ot
 static guarded_t quantizer_input(uint32_t k, int kind, float magnitude) {
     guarded_t x = guarded_floats(k, kind);
     for (uint32_t i = 0; i < k; i++) floats(&x)[i] *= magnitude;
-    for (uint32_t i = 0; kind == PLAIN && i < k; i += 3) floats(&x)[i] = (float)((int)(rng() % 255) - 127) * 0.5f * magnitude; /* ties */
+    for (uint32_t i = 0; kind == PLAIN && i < k; i += 3)
+        floats(&x)[i] = (float)((int)(rng() % 255) - 127) * 0.5f * magnitude; /* ties */
     return x;
 }
 
@@ -220,10 +237,12 @@ static void compare_quantize(const coli_kernels_t *ref, const coli_kernels_t *ot
         lo[i] = guarded_new(k);
         (i ? other : ref)->quantize8(floats(&x), k, (int8_t *)hi[i].data, &scale[i], &sum_hi[i]);
     }
-    size_t differing = (memcmp(hi[0].data, hi[1].data, k) != 0) + (sum_hi[0] != sum_hi[1]) + differing_floats(&scale[0], &scale[1], 1);
+    size_t differing = (memcmp(hi[0].data, hi[1].data, k) != 0) + (sum_hi[0] != sum_hi[1]) +
+                       differing_floats(&scale[0], &scale[1], 1);
     report(differing, other->name, "quantize8", k, (unsigned)kind, 0, 0);
     for (int i = 0; i < 2; i++)
-        (i ? other : ref)->quantize16(floats(&x), k, (int8_t *)hi[i].data, (int8_t *)lo[i].data, &scale[i], &sum_hi[i], &sum_lo[i]);
+        (i ? other : ref)
+            ->quantize16(floats(&x), k, (int8_t *)hi[i].data, (int8_t *)lo[i].data, &scale[i], &sum_hi[i], &sum_lo[i]);
     differing = (memcmp(hi[0].data, hi[1].data, k) != 0) + (memcmp(lo[0].data, lo[1].data, k) != 0) + (sum_hi[0] != sum_hi[1]) +
                 (sum_lo[0] != sum_lo[1]) + differing_floats(&scale[0], &scale[1], 1);
     report(differing, other->name, "quantize16", k, (unsigned)kind, 0, 0);
@@ -302,7 +321,9 @@ static guarded_t make_cache(int f16, int which, uint32_t dim, uint32_t blocks, u
     guarded_t g = guarded_new(n * (f16 ? 2 : 4));
     for (size_t i = 0; i < n; i++) {
         size_t key = which ? i / dim : i / dim / 16 * 16 + i % 16;
-        float value = key < first || key > last ? from_bits(0x7fc00000u) : kind == SPECIAL && rng() % 4096 ? rng_float() : rng_kind(kind);
+        float value = key < first || key > last         ? from_bits(0x7fc00000u)
+                      : kind == SPECIAL && rng() % 4096 ? rng_float()
+                                                        : rng_kind(kind);
         if (f16)
             ((uint16_t *)(void *)g.data)[i] = coli_f32_to_f16(value);
         else
@@ -317,14 +338,24 @@ static void compare_attention(const coli_kernels_t *ref, const coli_kernels_t *o
     guarded_t k = make_cache(f16, 0, dim, blocks, first, last, kind), v = make_cache(f16, 1, dim, blocks, first, last, kind);
     guarded_t q = guarded_floats((size_t)n_queries * dim, PLAIN), a = guarded_new(q.bytes), b = guarded_copy(&q);
     guarded_t scores = guarded_new((size_t)n_queries * stride * 4);
-    coli_attention_t call = { .k_cache = k.data, .v_cache = v.data, .head_dim = dim, .n_queries = n_queries, .first = first, .last = last,
-                              .scale = kind == PLAIN ? 3 : 0.3f, .q = floats(&q), .out = floats(&a), .q_stride = dim,
-                              .scores = floats(&scores), .score_stride = stride };
+    coli_attention_t call = { .k_cache = k.data,
+                              .v_cache = v.data,
+                              .head_dim = dim,
+                              .n_queries = n_queries,
+                              .first = first,
+                              .last = last,
+                              .scale = kind == PLAIN ? 3 : 0.3f,
+                              .q = floats(&q),
+                              .out = floats(&a),
+                              .q_stride = dim,
+                              .scores = floats(&scores),
+                              .score_stride = stride };
     ref->attention[f16](&call);
     memset(scores.data, CANARY, scores.bytes);
     call.q = call.out = floats(&b); /* in place */
     other->attention[f16](&call);
-    report(differing_floats(floats(&a), floats(&b), (size_t)n_queries * dim), other->name, "attention", dim, n_queries, first, last);
+    report(differing_floats(floats(&a), floats(&b), (size_t)n_queries * dim), other->name, "attention", dim, n_queries, first,
+           last);
     guarded_free(&k);
     guarded_free(&v);
     guarded_free(&q);
@@ -334,7 +365,8 @@ static void compare_attention(const coli_kernels_t *ref, const coli_kernels_t *o
 }
 
 static void compare_attentions(const coli_kernels_t *ref, const coli_kernels_t *other) {
-    static const uint32_t ranges[][2] = { { 0, 0 }, { 0, 15 }, { 0, 16 }, { 5, 5 }, { 5, 37 }, { 17, 100 }, { 31, 32 }, { 3, 130 }, { 64, 159 } };
+    static const uint32_t ranges[][2] = { { 0, 0 },    { 0, 15 },  { 0, 16 },  { 5, 5 },   { 5, 37 },
+                                          { 17, 100 }, { 31, 32 }, { 3, 130 }, { 64, 159 } };
     static const uint32_t dims[] = { 16, 32, 64, 80, 128 };
     for (int f16 = 0; f16 < 2; f16++)
         for (uint32_t r = 0; r < 9; r++) {
@@ -349,13 +381,15 @@ static void compare_tables(const coli_kernels_t *ref, const coli_kernels_t *othe
     compare_products(ref, other);
     compare_attentions(ref, other);
     for (int kind = 0; kind < NUM_KINDS; kind++) {
-        for (uint32_t block = 16; block <= 4096; block *= 2) compare_hadamard(ref, other, block < 128 ? 256 : 3 * block, block, kind);
+        for (uint32_t block = 16; block <= 4096; block *= 2)
+            compare_hadamard(ref, other, block < 128 ? 256 : 3 * block, block, kind);
         for (uint32_t n = 16; n <= 4096; n *= 2) compare_vectors(ref, other, n, kind);
         for (uint32_t n = 16; n <= 4096; n *= 4) compare_f32_to_f16(ref, other, n, kind);
         for (uint32_t k = 128; k <= 4096; k *= 2) compare_rms_norm(ref, other, k, k - rng() % 100, kind);
         for (uint32_t k = 128; k <= 2048; k += 384) compare_quantize(ref, other, k, kind, 1);
     }
-    for (int e = -149; e <= 120; e += 7) compare_quantize(ref, other, 256, PLAIN, from_bits(e < -126 ? 1u << (e + 149) : (uint32_t)(e + 127) << 23));
+    for (int e = -149; e <= 120; e += 7)
+        compare_quantize(ref, other, 256, PLAIN, from_bits(e < -126 ? 1u << (e + 149) : (uint32_t)(e + 127) << 23));
     compare_quantize(ref, other, 256, PLAIN, 0);
     for (uint32_t k = 128; k <= 4096; k *= 2) compare_fit8(ref, other, k, 127 * (float)(k % 5) / 3);
 }
