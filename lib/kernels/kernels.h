@@ -77,7 +77,8 @@ typedef struct coli_kernels {
     void (*quantize16)(const float *x, uint32_t k, int8_t *hi, int8_t *lo, float *scale, int32_t *sum_hi, int32_t *sum_lo);
 
     /* How well 8 bits hold x at a given step (for the search of weight scales): with u = x * inverse, q = nearest-even(u
-     * clamped to +-127), d = u - q, the tree of lanes of [0] fma(d, d, acc), [1] fma(d, q, acc), [2] fma(q, q, acc). u is finite. */
+     * clamped to +-127), d = u - q, the tree of lanes of [0] fma(d, d, acc), [1] fma(d, q, acc), [2] fma(q, q, acc). u is
+     * finite. */
     void (*fit8)(const float *x, uint32_t k, float inverse, float sums[3]);
 
     /* y = w * (x * r), r = 1 / sqrt(tree(lanes of fma(x, x, acc)) / n + eps); w and y may be NULL: only the sum is made.
