@@ -1,4 +1,4 @@
-"""What the build produces: the shared library in the package, and everything that `zig build` installs (where ziglang is)."""
+"""What the build produces: the shared library in the package, and all that `zig build` installs (where ziglang is)."""
 
 from __future__ import annotations
 
@@ -144,19 +144,18 @@ def test_tools_are_small_and_static(prefix: Path, tool: str) -> None:
 
 
 def test_headers_compile_alone(prefix: Path, tmp_path: Path) -> None:
-    """A program that uses only what was installed, linked with the static library, in C and in C++."""
+    """A program that uses only what was installed, linked with the static library; the headers are C++ too."""
     source = tmp_path / "program.c"
     source.write_text(
         "#include <colibri.h>\n#include <colibri_format.h>\n"
         "int main(void) { return colibri_version()[0] == '0' && colibri_status_name(COLIBRI_OK)[0] == 'C' ? 0 : 1; }\n"
     )
-    common = ["-Wall", "-Wextra", "-Werror", f"-I{prefix}/include", str(source), str(prefix / "lib/libcolibri.a")]
-    for compiler, language in (("cc", "-std=c11"), ("c++", "-std=c++17")):
-        program = tmp_path / f"program-{compiler[-1]}"
-        command = [sys.executable, "-m", "ziglang", compiler, language, "-x", language[5:].rstrip("0123456789")]
-        command += [*common[:-1], "-x", "none", common[-1], "-o", str(program)]
-        subprocess.run(command, check=True)
-        subprocess.run([str(program)], check=True)
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-Wall", "-Wextra", "-Werror", f"-I{prefix}/include"]
+    program = tmp_path / "program"
+    library = prefix / "lib/libcolibri.a"
+    subprocess.run([*compiler, "-std=c11", str(source), str(library), "-o", str(program)], check=True)
+    subprocess.run([str(program)], check=True)
+    subprocess.run([*compiler, "-c", "-x", "c++", "-std=c++17", str(source), "-o", f"{program}.o"], check=True)
 
 
 @pytest.mark.skipif(not LINUX or shutil.which("pkg-config") is None, reason="needs pkg-config")
@@ -175,7 +174,7 @@ def test_pkg_config(prefix: Path) -> None:
 @pytest.mark.skipif(not LINUX or os.uname().machine != "x86_64", reason="reads x86-64 instructions")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
 def test_newer_instructions_only_behind_dispatch(prefix: Path) -> None:
-    """Objects for the baseline CPU hold nothing that a 2003 x86-64 lacks; the others really use their instruction set."""
+    """Objects for the baseline CPU hold nothing that a 2003 x86-64 lacks; the others do use their instruction set."""
     command = ["objdump", "-d", "--no-show-raw-insn", str(prefix / "lib/libcolibri.a")]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     newer = re.compile(
