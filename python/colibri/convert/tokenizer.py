@@ -324,8 +324,8 @@ class _Reader:
     def _tokens(
         self, pieces: dict[str, int], added: list[tuple[int, dict[str, Any]]]
     ) -> tuple[dict[int, Token], list[tuple[int, bytes]]]:
-        """(what each id decodes to, (id, piece) of those found under another piece than that). An added token decodes to
-        what it is looked for as, and counts as special if that is the text of a special token."""
+        """(what each id decodes to, (id, piece) of those found under another piece than that). An added token decodes
+        to what it is looked for as, and counts as special if that is the text of a special token."""
         special = {entry["content"] for _, entry in added if entry.get("special")}
         texts = {id: text for text, id in pieces.items()}
         aliases = []
