@@ -45,7 +45,7 @@ class Handle:
                 self._users -= 1
                 last = self._closed and self._users == 0
             if last:
-                self._destroy(self._pointer)
+                self._free()
 
     def close(self) -> None:
         """Free the object, now or when the last running call returns. Further calls do nothing."""
@@ -54,6 +54,10 @@ class Handle:
                 return
             self._closed = True
             free_now = self._users == 0
+        if free_now:
+            self._free()
+
+    def _free(self) -> None:
         # A forked child has none of its parent's threads, so nothing there can be stopped; its memory goes at its exit.
-        if free_now and self._process == os.getpid():
+        if self._process == os.getpid():
             self._destroy(self._pointer)

@@ -299,7 +299,7 @@ class Session:
         seed: int = 0,
     ) -> int:
         """The slot's next token, chosen from its latest logits; it is not appended. Settings:
-        :func:`colibri.sampling`.
+        :func:`colibri.sampling.sampling`.
         """
         slot = self._check_slot(slot)
         settings = sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
@@ -342,7 +342,7 @@ class Session:
         Args:
             prompt: text, or a list of token ids.
             max_new_tokens: at most so many; None: 128, or what the slot has room for.
-            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :func:`colibri.sampling`; greedy by default.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :func:`colibri.sampling.sampling`; greedy by default.
             stream: return an iterator of pieces of the text, each as soon as its characters are whole.
             slot: which slot.
             keep: of the slot's tokens. "nothing": it is emptied first; "prefix": what they share with the prompt is not
@@ -503,7 +503,7 @@ class Session:
             if status == _ffi.COLIBRI_ERR_INVALID_ARGUMENT:  # a dense layer
                 continue
             _ffi.check(status)
-            table[layer] = np.frombuffer(rows, np.uint64).reshape(len(rows), len(fields))[:experts]
+            table[layer] = np.frombuffer(bytes(rows), np.uint64).reshape(len(rows), len(fields))[:experts]
         return {f"expert_{name}": table[:, :, i].copy() for i, name in enumerate(fields)}
 
     def stats_reset(self) -> None:

@@ -275,6 +275,29 @@ def test_cancel(model: colibri.Model) -> None:
     assert s.length() == 0 and s.forward(IDS).shape == (7, 270)
 
 
+@pytest.mark.parametrize("outputs", ["all", "last"])
+def test_not_finite_slot(tiny_model: Path, tmp_path: Path, outputs: str) -> None:
+    """A NaN in one token's embedding: its slot fails and stays as it was, the others go on."""
+    data = bytearray(tiny_model.read_bytes())
+    embedding = next(t for t in colibri.Model(tiny_model).tensors() if t["role"] == "embedding")
+    row = embedding["size"] // embedding["rows"]
+    data[embedding["offset"] + 42 * row : embedding["offset"] + 42 * row + 2] = b"\xff\x7e"  # f16 NaN
+    path = tmp_path / "nan.colibri"
+    path.write_bytes(data)
+    s = session(colibri.Model(path), max_batch_size=3, outputs=outputs)
+    s.forward_batch([[1, 2], [3], [4]])
+    with pytest.raises(colibri.NotFiniteError) as caught:
+        s.forward_batch([[5, 6], [7, 42], [8]])
+    assert caught.value.slots == [1]
+    assert [s.tokens(i) for i in range(3)] == [[1, 2, 5, 6], [3], [4, 8]]
+    assert [s.length(i) for i in range(3)] == [4, 1, 2]
+    results = caught.value.results
+    expected = session(colibri.Model(path), outputs=outputs).forward([1, 2, 5, 6])
+    assert np.array_equal(results[0][-1], expected[-1]) and not results[1].any()
+    with pytest.raises(colibri.NotFiniteError):
+        s.generate([42], max_new_tokens=2)
+
+
 # ---- Sampling and generation
 
 
@@ -459,6 +482,27 @@ def test_failed_opens_leak_nothing(tiny_model: Path, tmp_path: Path) -> None:
 
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork(tiny_model: Path) -> None:
+    """In a forked child a session of the parent is an error or works, and the child ends."""
+    code = (
+        "import os, sys, colibri\n"
+        "s = colibri.Session(sys.argv[1], max_seq_len=64, num_threads=2)\n"
+        "s.forward([1, 2, 3])\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try: s.forward([4])\n"
+        "    except colibri.ThreadError: pass\n"
+        "    sys.exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), s.forward([4]).shape)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tiny_model)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "7 (1, 270)\n" and done.stderr == ""
 
 
 def test_model_shared_by_threads(model: colibri.Model) -> None:
