@@ -1,7 +1,7 @@
 /* test_session.c: sessions over tiny random models: the same bits for any threads, chunking, batch and instruction set; slots,
  * truncation, cancelling, damaged numbers, a caller's workspace, and every refused argument. */
 #include <math.h>
-#include <stdatomic.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -578,6 +578,31 @@ static void test_stats(void) {
     colibri_free(s);
 }
 
+/* A host's thread with musl's default stack of 128 KiB is enough. */
+static void *whole_life(void *argument) {
+    colibri_config_t c = config();
+    c.num_threads = 2;
+    *(float **)argument = run_config(&c, 7);
+    return NULL;
+}
+
+static void test_small_stack(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    spec.dtype = COLIBRI_FILE_Q8;
+    write_spec(&spec);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    float *there = NULL, *here = NULL;
+    CHECK_EQ(pthread_attr_init(&attributes), 0);
+    CHECK_EQ(pthread_attr_setstacksize(&attributes, 128 << 10), 0);
+    CHECK_EQ(pthread_create(&thread, &attributes, whole_life, &there), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    whole_life(&here);
+    CHECK(there && here && memcmp(there, here, TOKENS * spec.vocab * sizeof(float)) == 0);
+    free(there);
+    free(here);
+}
+
 static void test_fork(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
     write_spec(&spec);
@@ -612,6 +637,7 @@ int main(void) {
     test_sampling();
     test_route();
     test_stats();
+    test_small_stack();
     test_fork();
     remove(path);
     return check_report();
