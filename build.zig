@@ -139,10 +139,9 @@ const Settings = struct {
 fn libraryModule(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings) *std.Build.Module {
     const m = settings.module(b, target);
     m.addIncludePath(b.path("lib"));
-    for (base_sources) |file| if (exists(b, file)) m.addCSourceFile(.{ .file = b.path(file), .flags = &library_flags });
+    for (base_sources) |file| m.addCSourceFile(.{ .file = b.path(file), .flags = &library_flags });
     const isa_sources: []const IsaSource = if (target.result.cpu.arch == .x86_64) &isa_x86_64 else &.{};
     for (isa_sources) |source| {
-        if (!exists(b, source.file)) continue;
         // Not "-mavx2": zig turns every feature outside -Dcpu off by "-Xclang -target-feature", which beats -m flags.
         // The same spelling later on the command line wins.
         const flags = b.allocator.alloc([]const u8, library_flags.len + 4 * source.features.len) catch @panic("out of memory");
@@ -218,7 +217,6 @@ fn addTools(b: *std.Build, query: std.Target.Query, static: *std.Build.Step.Comp
     }
     for (tools) |name| {
         const file = b.fmt("tools/{s}.c", .{name});
-        if (!exists(b, file)) continue;
         const exe = addProgram(b, target, lib, settings, name, file);
         exe.root_module.addCSourceFile(.{ .file = b.path("tools/cli_common.c"), .flags = &c_flags });
         if (linux) exe.linkage = .static;
@@ -230,7 +228,6 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
     const step = b.step("test", "Build and run the C tests");
     for (tests) |name| {
         const file = b.fmt("tests/c/{s}.c", .{name});
-        if (!exists(b, file)) continue;
         const exe = addProgram(b, target, static, settings, name, file);
         exe.root_module.addIncludePath(b.path("lib"));
         const run = b.addRunArtifact(exe);
@@ -255,9 +252,4 @@ fn addProgram(
     const exe = b.addExecutable(.{ .name = name, .root_module = m });
     exe.link_gc_sections = true;
     return exe;
-}
-
-fn exists(b: *std.Build, file: []const u8) bool {
-    std.Io.Dir.cwd().access(b.graph.io, file, .{}) catch return false;
-    return true;
 }
