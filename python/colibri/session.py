@@ -342,7 +342,8 @@ class Session:
         Args:
             prompt: text, or a list of token ids.
             max_new_tokens: at most so many; None: 128, or what the slot has room for.
-            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :func:`colibri.sampling.sampling`; greedy by default.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see :func:`colibri.sampling.sampling`; greedy
+                by default.
             stream: return an iterator of pieces of the text, each as soon as its characters are whole.
             slot: which slot.
             keep: of the slot's tokens. "nothing": it is emptied first; "prefix": what they share with the prompt is not
