@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -127,18 +128,21 @@ def cli() -> None:
     """Mixture-of-Experts language models on CPUs."""
 
 
-def _progress_bar() -> Callable[[int, int], None] | None:
-    """A bar on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
-        return None
+@contextlib.contextmanager
+def _progress_bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr if that is a terminal; called with bytes done and in all."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        bars: list[Any] = []
 
-    def show(done: int, total: int) -> None:
-        share = done / total if total else 1.0
-        bar = "#" * int(30 * share)
-        sys.stderr.write(f"\r[{bar:<30}] {share:4.0%} of {_bytes(total)}" + ("\n" if done >= total else ""))
-        sys.stderr.flush()
+        def show(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(click.progressbar(length=total, label="converting", file=sys.stderr)))
+            bars[0].update(done - bars[0].pos)
 
-    return show
+        yield show
 
 
 @cli.command()
@@ -162,10 +166,12 @@ def _progress_bar() -> Callable[[int, int], None] | None:
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 def convert(src: str, dst: str, dtype: str, scale_rule: str, threads: int | None, quiet: bool) -> None:
     """Convert a Hugging Face checkpoint (folder SRC, or a Hub name) into the .colibri file DST."""
-    from .convert import format_summary
+    from .convert import ConversionWarning, format_summary
 
-    progress = None if quiet else _progress_bar()
-    summary = colibri.convert(src, dst, dtype, scale_rule=scale_rule, num_threads=threads, progress=progress)
+    with _progress_bar(quiet) as progress, warnings.catch_warnings():
+        if not quiet:
+            warnings.simplefilter("ignore", ConversionWarning)  # the summary lists them
+        summary = colibri.convert(src, dst, dtype, scale_rule=scale_rule, num_threads=threads, progress=progress)
     if not quiet:
         _write(format_summary(summary) + "\n")
 
@@ -187,7 +193,7 @@ def run(
     verbose: bool,
     **sampling: Any,
 ) -> None:
-    """Continue PROMPT ("-" reads it from stdin; default: "Once upon a time")."""
+    """Continue PROMPT ("-" reads it from stdin; default: "Once upon a time"). On a terminal PROMPT is shown first."""
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
     with _open(model_path) as model:
@@ -196,6 +202,8 @@ def run(
         with _session(model, threads, isa, experts_per_token, max_seq_len=max(room, 1)) as session:
             if verbose:
                 _report_setting(session)
+            if sys.stdout.isatty():  # a reader sees the whole text; a pipe gets the new text alone
+                click.secho(prompt, bold=True, nl=False)
             for piece in session.generate(ids, max_new_tokens=max_tokens, stream=True, **sampling):
                 _write(piece)
             _write("\n")
