@@ -25,13 +25,11 @@ const char *colibri_version(void) { return COLIBRI_VERSION_STRING; }
 const char *colibri_build_info(void) { return "libcolibri " COLIBRI_VERSION_STRING ", " __VERSION__ ", kernels: " BUILD_KERNELS; }
 const char *colibri_cpu_info(void) { return coli_cpu_text(); }
 
-static const char *const isa_names[COLIBRI_ISA_COUNT_] = {"auto", "ref", "avx2", "avx512", "amx", "neon"};
-
-const char *colibri_isa_name(colibri_isa_t isa) { return (unsigned)isa < COLIBRI_ISA_COUNT_ ? isa_names[isa] : NULL; }
+const char *colibri_isa_name(colibri_isa_t isa) { return coli_isa_name(isa); }
 
 int colibri_isa_from_name(const char *name) {
     for (int i = 0; name && i < COLIBRI_ISA_COUNT_; i++)
-        if (strcmp(name, isa_names[i]) == 0) return i;
+        if (strcmp(name, coli_isa_name((colibri_isa_t)i)) == 0) return i;
     return -1;
 }
 

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/cpu.h"
 #include "base/os.h"
 #include "base/status.h"
 #include "base/structs.h"
@@ -175,7 +176,7 @@ static void log_session(const colibri_config_t *c, const colibri_t *s) {
 static colibri_status_t create(const colibri_config_t *c, colibri_model_t *model, const coli_options_t *o, colibri_t **session) {
     const coli_kernels_t *kernels = coli_kernels_select(o->isa);
     if (!kernels)
-        return coli_fail(COLIBRI_ERR_ISA, "the instruction set \"%s\" is not usable here (found: %s)", colibri_isa_name(o->isa), colibri_cpu_info());
+        return coli_fail(COLIBRI_ERR_ISA, "the instruction set \"%s\" is not usable here (found: %s)", coli_isa_name(o->isa), coli_cpu_text());
     uint64_t need;
     uint8_t *memory;
     void *own;

@@ -101,6 +101,7 @@ typedef struct coli_kernels {
 
 /* The table for an instruction set (AUTO: the best one here); NULL if not built in or not usable on this machine. */
 const coli_kernels_t *coli_kernels_select(colibri_isa_t isa);
+const char *coli_isa_name(colibri_isa_t isa); /* "auto", "ref", ...; NULL if there is no such */
 
 /* Largest power of two dividing the padded k, at most COLIBRI_MAX_ROTATION. */
 COLI_INLINE uint32_t coli_rotation_block(uint32_t k) {

@@ -31,3 +31,8 @@ const coli_kernels_t *coli_kernels_select(colibri_isa_t isa) {
     default: return NULL; /* not in this version, or not a colibri_isa_t */
     }
 }
+
+const char *coli_isa_name(colibri_isa_t isa) {
+    static const char *const names[COLIBRI_ISA_COUNT_] = {"auto", "ref", "avx2", "avx512", "amx", "neon"};
+    return (unsigned)isa < COLIBRI_ISA_COUNT_ ? names[isa] : NULL;
+}
