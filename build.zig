@@ -67,6 +67,7 @@ const tests = [_][]const u8{
     "test_avx512",
     "test_pack",
     "test_format",
+    "test_tokenizer",
     "test_session",
     "test_quiet",
 };

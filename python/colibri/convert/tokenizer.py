@@ -51,10 +51,10 @@ def build_tokenizer(folder: Path, vocab_size: int) -> bytes | None:
 
 # The stand-ins of byte-level vocabularies: printable Latin-1 stands for itself, the rest for U+0100, U+0101, ...
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_STAND_INS = {chr(b): b for b in _PRINTABLE}
-_STAND_INS.update({chr(0x100 + i): b for i, b in enumerate(b for b in range(256) if b not in _PRINTABLE)})
-_TO_LATIN1 = {ord(c): chr(b) for c, b in _STAND_INS.items()}
-_TO_LATIN1.update({c: "\uffff" for c in range(256) if chr(c) not in _STAND_INS})  # cannot be encoded: not a stand-in
+STAND_INS = {chr(b): b for b in _PRINTABLE}
+STAND_INS.update({chr(0x100 + i): b for i, b in enumerate(b for b in range(256) if b not in _PRINTABLE)})
+_TO_LATIN1 = {ord(c): chr(b) for c, b in STAND_INS.items()}
+_TO_LATIN1.update({c: "\uffff" for c in range(256) if chr(c) not in STAND_INS})  # cannot be encoded: not a stand-in
 
 
 def byte_level(text: str) -> bytes | None:
@@ -384,7 +384,7 @@ class _Reader:
         if self.kind == Kind.SENTENCEPIECE:
             return [pieces.get(f"<0x{b:02X}>", -1) for b in range(256)]
         ids = [-1] * 256
-        for character, b in _STAND_INS.items():
+        for character, b in STAND_INS.items():
             ids[b] = pieces.get(character, -1)
         if -1 in ids and Flags.BYTE_FALLBACK in self.flags:
             raise self.fail(
