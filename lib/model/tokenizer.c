@@ -97,6 +97,8 @@ static colibri_status_t check_added(coli_tokenizer_t *t, int set) {
             added->offset > t->num_bytes || added->length > t->num_bytes - added->offset) {
             return bad("an added token is out of range", i);
         }
+        /* Only whole characters are taken from a text, so that what is left of it is valid, too. */
+        if (!coli_utf8_is_valid(t->bytes + added->offset, added->length)) return bad("an added token is not UTF-8", i);
         t->added_begins[set][t->bytes[added->offset]] = true;
     }
     return COLIBRI_OK;

@@ -211,6 +211,7 @@ static void test_damage(void) {
     REFUSED(p->added[0].id = NUM_IDS, COLIBRI_ERR_FORMAT);
     REFUSED(p->added[0].offset = NUM_BYTES - 2, COLIBRI_ERR_FORMAT);
     REFUSED(p->added[0].length = 0, COLIBRI_ERR_FORMAT);
+    REFUSED(p->bytes[261] = 0xA6, COLIBRI_ERR_FORMAT);
     REFUSED(p->prefix[0] = NUM_IDS, COLIBRI_ERR_FORMAT);
     REFUSED(p->steps[0].kind = 99, COLIBRI_ERR_FORMAT);
     REFUSED(p->steps[0].num_ranges = 1, COLIBRI_ERR_FORMAT);
