@@ -1,4 +1,5 @@
-/* tokenizer.h: text to ids and back, from the tokenizer payload of the file, which is mapped and used as it lies. */
+/* tokenizer.h: text to ids and back, from the tokenizer payload of the file (tokenizer_format.h), which is mapped and used as it
+ * lies. */
 #ifndef COLI_TOKENIZER_H
 #define COLI_TOKENIZER_H
 

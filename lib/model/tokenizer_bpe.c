@@ -55,6 +55,7 @@ static uint32_t find_merge(const coli_tokenizer_t *tok, uint32_t left, uint32_t 
 static colibri_status_t reserve_symbols(coli_tok_job_t *job, size_t n) {
     if (n <= job->symbol_capacity) return COLIBRI_OK;
     size_t capacity = COLI_MAX(n, job->symbol_capacity * 2);
+    if (capacity > SIZE_MAX / sizeof(coli_tok_symbol_t)) return coli_tok_no_memory(); /* where size_t has 32 bits */
     coli_tok_symbol_t *symbols = realloc(job->symbols, capacity * sizeof *symbols);
     if (!symbols) return coli_tok_no_memory();
     job->symbols = symbols;
@@ -154,6 +155,7 @@ static void sift_down(uint64_t *heap, size_t size, size_t at) {
 static bool heap_append(coli_tok_heap_t *heap, uint64_t x) {
     if (heap->size == heap->capacity) {
         size_t capacity = COLI_MAX((size_t)256, heap->capacity * 2);
+        if (capacity > SIZE_MAX / sizeof(uint64_t)) return false;
         uint64_t *data = realloc(heap->data, capacity * sizeof *data);
         if (!data) return false;
         heap->data = data;
