@@ -1,7 +1,7 @@
 """Measure what the README states about memory and opening: run it on your own machine and files.
 
     python tools/measure.py convert HF_FOLDER OUT.colibri [--dtype q8]   time and peak memory of a conversion
-    python tools/measure.py open MODEL.colibri                          time to open and to start a session, memory they take
+    python tools/measure.py open MODEL.colibri                          time to open and start a session, their memory
 
 Linux only (reads /proc). Each measurement runs in a process of its own.
 """
@@ -36,9 +36,7 @@ def in_child(*arguments: str) -> dict[str, float]:
         text=True,
     )
     if done.returncode:
-        raise click.ClickException(
-            f"the measurement ended with status {done.returncode}"
-        )
+        raise click.ClickException(f"the measurement ended with status {done.returncode}")
     return json.loads(done.stdout)
 
 
@@ -94,13 +92,9 @@ def open_(model: str, runs: int) -> None:
     with open(model, "rb") as file:
         while file.read(1 << 24):
             pass
-    results = sorted(
-        (in_child("open-child", model) for _ in range(runs)), key=lambda r: r["open_ms"]
-    )
+    results = sorted((in_child("open-child", model) for _ in range(runs)), key=lambda r: r["open_ms"])
     r = results[len(results) // 2]
-    click.echo(
-        f"opened {r['file_bytes'] / MB:.0f} MB in {r['open_ms']:.2f} ms, session in {r['session_ms']:.2f} ms"
-    )
+    click.echo(f"opened {r['file_bytes'] / MB:.0f} MB in {r['open_ms']:.2f} ms, session in {r['session_ms']:.2f} ms")
     click.echo(
         f"resident memory grew by {r['grown_bytes'] / MB:.1f} MB; "
         f"workspace {r['workspace_bytes'] / MB:.1f} MB, of it KV cache {r['kv_bytes'] / MB:.1f} MB"

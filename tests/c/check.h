@@ -2,9 +2,10 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#include <stdatomic.h>
 #include <stdio.h>
 
-static int check_failures, check_count;
+static atomic_int check_failures, check_count; /* threads of a test may check too */
 
 #define CHECK(condition) \
     (check_count++, (condition) ? (void)0 : (void)(check_failures++, fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition)))
@@ -20,7 +21,7 @@ static int check_failures, check_count;
     } while (0)
 
 static inline int check_report(void) {
-    fprintf(stderr, "%d checks, %d failed\n", check_count, check_failures);
+    fprintf(stderr, "%d checks, %d failed\n", (int)check_count, (int)check_failures);
     return check_failures != 0;
 }
 

@@ -13,9 +13,7 @@ import colibri
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(
-    r"<!-- (run|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL
-)
+BLOCK = re.compile(r"<!-- (run|file: (?P<name>\S+)) -->\n```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
 
 
 def blocks() -> list[re.Match[str]]:
@@ -51,9 +49,7 @@ def test_readme_runs(tmp_path: Path) -> None:
     if shutil.which("cc") is None or shutil.which("pkg-config") is None:
         pytest.skip("needs a C compiler and pkg-config")
     folder = tmp_path / "clone"
-    ignore = shutil.ignore_patterns(
-        ".git", ".zig-cache", "zig-out", "build", "out", "__pycache__"
-    )
+    ignore = shutil.ignore_patterns(".git", ".zig-cache", "zig-out", "build", "out", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=ignore)
     environment = dict(
         os.environ,
