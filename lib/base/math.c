@@ -31,7 +31,7 @@ COLI_INLINE double double_of(uint64_t u) {
 /* The product of two floats is exact in double. Their sum with c is not, and rounding it to double and then to float could
  * round twice. So the sum is rounded to odd: where it was inexact, of the two doubles around it take the one whose last bit
  * is 1. With 53 bits >= 24 + 2 the second rounding, also to a subnormal float, then sees on which side of a tie it stands. */
-float coli_fmaf(float a, float b, float c) {
+float coli_fmaf_soft(float a, float b, float c) {
     double product = (double)a * (double)b, addend = (double)c;
     double sum = product + addend;
     double part = sum - product; /* TwoSum: sum + error == product + addend exactly */

@@ -5,8 +5,14 @@
 
 #include "base/base.h"
 
-/* a * b + c rounded once. In software (exact double product, sum rounded to odd) so that every machine agrees. */
-float coli_fmaf(float a, float b, float c);
+/* a * b + c rounded once: in software (exact double product, sum rounded to odd) where the target's baseline has no such
+ * instruction, so that every machine agrees. */
+float coli_fmaf_soft(float a, float b, float c);
+#if defined(__aarch64__) || defined(__FMA__)
+COLI_INLINE float coli_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+COLI_INLINE float coli_fmaf(float a, float b, float c) { return coli_fmaf_soft(a, b, c); }
+#endif
 
 double coli_exp(double x);             /* relative error < 1e-15; 0 and inf at the ends; NaN stays NaN */
 double coli_log(double x);             /* x > 0 */

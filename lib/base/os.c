@@ -135,21 +135,38 @@ uint64_t coli_os_now_ns(void) {
 #if defined(__linux__) && !defined(MADV_WIPEONFORK)
 #define MADV_WIPEONFORK 18 /* Linux 4.14; older headers do not name it, older kernels refuse it */
 #endif
+#define NO_SUCH_ADVICE 9999
 
-void *coli_os_fork_guard_new(void) {
+typedef struct fork_guard {
+    volatile uint8_t alive; /* cleared in a child where the system does that */
+    bool wiped;             /* it does; else the process id tells */
+    pid_t owner;
+} fork_guard_t;
+
+/* Some emulators accept every advice and follow none: believe only a system that refuses nonsense. */
+static bool wipe_on_fork(void *page, size_t size) {
 #if defined(MADV_WIPEONFORK)
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint8_t *guard = map_zeroed(page);
-    if (guard && madvise(guard, page, MADV_WIPEONFORK) == 0) {
-        *guard = 1;
-        return guard;
-    }
-    coli_os_free(guard, page);
+    return madvise(page, size, NO_SUCH_ADVICE) != 0 && madvise(page, size, MADV_WIPEONFORK) == 0;
+#else
+    (void)page, (void)size;
+    return false;
 #endif
-    return NULL;
 }
 
-bool coli_os_forked(const void *guard) { return guard && *(const volatile uint8_t *)guard == 0; }
+void *coli_os_fork_guard_new(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    fork_guard_t *guard = map_zeroed(page);
+    if (!guard) return NULL;
+    guard->wiped = wipe_on_fork(guard, page);
+    guard->owner = getpid();
+    guard->alive = 1;
+    return guard;
+}
+
+bool coli_os_forked(const void *memory) {
+    const fork_guard_t *guard = memory;
+    return guard && (!guard->alive || (!guard->wiped && guard->owner != getpid()));
+}
 
 void coli_os_fork_guard_free(void *guard) { coli_os_free(guard, (uint64_t)sysconf(_SC_PAGESIZE)); }
 

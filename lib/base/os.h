@@ -20,8 +20,8 @@ void *coli_os_alloc(uint64_t size);
 void coli_os_free(void *memory, uint64_t size);
 
 uint64_t coli_os_now_ns(void); /* monotonic; vDSO, no system call on Linux */
-/* A page that a forked child sees zeroed (MADV_WIPEONFORK), so that a fork is noticed without a system call. new gives NULL where
- * the system cannot do it: then forked() is always false. */
+/* Notices that this process is a forked child of the one that made the guard. On Linux >= 4.14 by a page that a child sees zeroed
+ * (MADV_WIPEONFORK), without a system call; elsewhere by getpid. new: NULL if memory is refused; forked(NULL) is false. */
 void *coli_os_fork_guard_new(void);
 bool coli_os_forked(const void *guard);
 void coli_os_fork_guard_free(void *guard);
