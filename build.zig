@@ -17,6 +17,7 @@ const base_sources = [_][]const u8{
     "lib/base/structs.c",
     "lib/base/arena.c",
     "lib/base/os.c",
+    "lib/base/os_windows.c",
     "lib/base/threads.c",
     "lib/base/cpu.c",
     "lib/base/math.c",
@@ -132,6 +133,7 @@ const Settings = struct {
             .pic = true, // one static library for executables and shared objects alike
         });
         m.addIncludePath(b.path("include"));
+        if (target.result.os.tag == .windows) m.linkSystemLibrary("api-ms-win-core-synch-l1-2-0", .{}); // WaitOnAddress
         return m;
     }
 };
