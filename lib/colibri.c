@@ -184,6 +184,18 @@ static void copy_rows(const float *from, uint64_t stride, float *to, uint64_t wi
     for (uint32_t r = 0; r < rows; r++) memcpy(to + r * width, from + r * stride, width * sizeof(float));
 }
 
+/* Decoding: every row is the last one of its slot, and its logits are there already. False if some slot had a prompt. */
+static bool copy_last_rows(const colibri_t *ctx, float *output, uint64_t width) {
+    for (uint32_t i = 0; i < ctx->options.batch; i++)
+        if (ctx->slots[i].rows > 1 || (ctx->slots[i].rows == 1 && !ctx->slots[i].has_logits)) return false;
+    for (uint32_t i = 0; i < ctx->options.batch; i++)
+        if (ctx->slots[i].rows) {
+            memcpy(output, ctx->b.logits + (uint64_t)i * ctx->vocab_stride, width * sizeof(float));
+            output += width;
+        }
+    return true;
+}
+
 /* Rows of slots whose numbers failed are zero in every output. */
 static void clear_failed_rows(const colibri_t *ctx, float *output, uint64_t width) {
     for (uint32_t i = 0; i < ctx->options.batch; i++) {
@@ -207,7 +219,7 @@ colibri_status_t colibri_get_output(colibri_t *ctx, float *output, size_t bytes)
         return COLIBRI_OK;
     }
     if (ctx->options.outputs == COLIBRI_OUTPUT_HIDDEN) copy_rows(ctx->b.final_hidden, ctx->hidden_stride, output, width, ctx->output_rows);
-    else if (!coli_head_rows(ctx, 0, ctx->output_rows, output))
+    else if (!copy_last_rows(ctx, output, width) && !coli_head_rows(ctx, 0, ctx->output_rows, output))
         return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_get_output was cancelled; the output can be fetched again");
     clear_failed_rows(ctx, output, width);
     return COLIBRI_OK;
