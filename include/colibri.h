@@ -240,7 +240,8 @@ typedef struct colibri_config_t {
     int32_t activation_bits;     /* q8 files: 8 or 16 for every product; 0: 8 in routed experts, 16 elsewhere. Others: ignored */
     int32_t max_chunk_tokens;    /* tokens computed together inside infer, 0: 512. Sets workspace and speed, never results */
     void *workspace;             /* bring your own memory: 64-byte aligned, owned by the caller, untouched after colibri_free */
-    size_t workspace_size;       /* its bytes; at least colibri_workspace_size's answer. Both zero: one allocation in init */
+    size_t workspace_size;       /* its bytes, at least colibri_workspace_size's answer; 0: exactly that many, on the caller's
+                                    word. No workspace (NULL): one allocation in init */
     uint64_t expert_cache_size;  /* must be 0 in this version: experts are mapped */
     uint64_t hugepage_size;      /* must be 0 in this version */
     const char *numa_policy;     /* NULL or "none" in this version */

@@ -139,7 +139,7 @@ static colibri_status_t take_memory(const colibri_config_t *c, uint64_t need, ui
     }
     if ((uintptr_t)c->workspace % COLI_ALIGN)
         return coli_fail(COLIBRI_ERR_ALIGNMENT, "config.workspace is not aligned to %d bytes", COLI_ALIGN);
-    if (c->workspace_size < need)
+    if (c->workspace_size && c->workspace_size < need)
         return coli_fail(COLIBRI_ERR_WORKSPACE, "config.workspace_size is %zu bytes, this config needs %llu", c->workspace_size,
                          (unsigned long long)need);
     memset(c->workspace, 0, need);

@@ -431,6 +431,12 @@ static void test_workspace(void) {
     c.workspace_size = bytes;
     float *mine = run_config(&c, 7);
     for (size_t i = bytes; i < bytes + 128; i++) CHECK(memory[i] == 0xA5);
+    c.workspace_size = 0; /* "as colibri_workspace_size said" */
+    float *unsaid = run_config(&c, 7);
+    CHECK(memcmp(mine, unsaid, TOKENS * spec.vocab * sizeof(float)) == 0);
+    for (size_t i = bytes; i < bytes + 128; i++) CHECK(memory[i] == 0xA5);
+    free(unsaid);
+    c.workspace_size = bytes;
     c.workspace = NULL;
     check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
     c.workspace_size = 0;
