@@ -14,7 +14,9 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -351,6 +353,41 @@ def test_index_names_stay_in_the_folder(folder, name):
     refuse(folder, "no plain file name")
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"], ids=["long", "zero"])
+def test_index_names_that_cannot_be_files(folder, name):
+    tiny.save(folder, tiny.CASES["mixtral"], shards=2)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    refuse(folder, "is missing from")
+
+
+def test_window_longer_than_any_text(folder):
+    tiny.save(folder, tiny.mixtral(sliding_window=2**31 - 1))
+    assert [window for _, window in run(folder).layers] == [2**30, 2**30]
+
+
+def test_names_of_another_layout(folder):
+    """Thousands of tensors that all have another prefix: a sentence within seconds."""
+    config = tiny.qwen3_moe(num_hidden_layers=8, num_experts=128, hidden_size=4, moe_intermediate_size=1)
+    tensors = {n.replace("model.", "model.language_model.", 1): t for n, t in tiny.weights(config).items()}
+    tiny.save(folder, config, tensors)
+    assert '"model.language_model.embed_tokens.weight"' in refuse(folder, "more are missing and tensors")
+
+
+def test_two_conversions_to_one_file(folder):
+    """At the same time, in one process: both succeed, the file is whole, nothing stays behind."""
+    tiny.save(folder, tiny.CASES["mixtral"])
+    want, met = run(folder).data, threading.Barrier(2)
+
+    def meet(done: int, total: int) -> None:
+        if done == total:
+            met.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(run, folder, "f32", progress=meet) for _ in range(2)]:
+            assert future.result().data == want
+    assert sorted(os.listdir(folder.parent)) == ["checkpoint", "out.colibri"]
+
+
 def test_tied_embeddings(folder):  # case 4
     config = tiny.CASES["mixtral_tied"]
     tensors = tiny.weights(config)
@@ -449,6 +486,10 @@ def test_folder_faults(folder, tmp_path):
     refuse(folder, "safetensors first")
     (folder / "config.json").unlink()
     refuse(folder, "config.json")
+    os.mkfifo(folder / "config.json")
+    refuse(folder, "not a regular file")
+    with pytest.raises(ConversionError, match="no such folder"):
+        convert("y" * 300, tmp_path / "o")
 
 
 def test_hub_name_without_huggingface_hub(tmp_path, monkeypatch):
@@ -474,7 +515,9 @@ def test_hub_name_without_huggingface_hub(tmp_path, monkeypatch):
         ({"num_local_experts": 0}, "num_local_experts must be"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be"),
         ({"sliding_window": 0}, "sliding_window must be"),
-        ({"vocab_size": 2**40}, "vocab_size must be"),
+        ({"vocab_size": 2**40}, "vocab_size must be an integer from 1 to"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be an integer from 1 to 65535"),
+        ({"num_hidden_layers": 65535}, "999996 more are missing, at least"),
         ({"hidden_size": 65536, "head_dim": 16}, "at most 65535"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'"),
@@ -670,6 +713,18 @@ def test_targets(folder, tmp_path):
     ):
         with pytest.raises(ConversionError, match=match):
             convert(folder, target, "f32")
+    os.mkfifo(tmp_path / "pipe")
+    (folder / "generation_config.json").write_text("{}")
+    for target, match in (
+        (tmp_path / ("x" * 300), "cannot be written"),
+        (tmp_path / "a\0b", "is no name of a file"),
+        (tmp_path / "pipe", "is a device or a pipe"),
+        (folder / "generation_config.json", "part of the checkpoint"),
+    ):
+        with pytest.raises(ConversionError, match=match):
+            convert(folder, target, "f32")
+    assert (tmp_path / "pipe").is_fifo() and (folder / "generation_config.json").read_text() == "{}"
+    convert(folder, tmp_path / ("\u6f22" * 85), "f32")  # 255 bytes
     link = tmp_path / "link.colibri"
     link.symlink_to(tmp_path / "real.colibri")
     convert(folder, link, "f32")
@@ -705,6 +760,7 @@ def test_no_warnings_normally(folder):
     [
         ("{{ x }}é", "{{ x }}é"),
         ([{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+        ([{"name": ["default"], "template": "t"}, {"name": "default", "template": "d"}, 3], "d"),
         (None, None),
     ],
 )

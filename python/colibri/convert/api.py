@@ -19,7 +19,7 @@ from .families import describe
 from .pack import SCALE_RULES
 from .plan import Payload, Planner, text_payload
 from .spec import ModelSpec
-from .writer import Progress, write_file
+from .writer import Progress, find_target, write_file
 
 DTYPES = ("f32", "f16", "bf16", "q8")
 
@@ -60,7 +60,7 @@ def convert(
     """
     started = time.monotonic()
     _check_arguments(dtype, scale_rule, num_threads)
-    folder = find_folder(src)
+    folder, target = find_folder(src), find_target(dst)
     with Checkpoint(folder) as checkpoint:
         spec = describe(checkpoint.config)
         source_dtype = _source_dtype(checkpoint)
@@ -68,9 +68,9 @@ def convert(
         payloads = Planner(spec, checkpoint, layout.DTYPE_CODES[dtype], scale_rule).run()
         tokens = texts.special_tokens(checkpoint, spec)
         extra = _text_payloads(checkpoint, spec, dtype, source_dtype, scale_rule)
-        _refuse_source(checkpoint, Path(dst))
+        _refuse_source(checkpoint, target)
         written = write_file(
-            Path(dst), _params(spec, tokens), _layers(spec), _header(spec, layout.DTYPE_CODES[dtype]), payloads + extra,
+            target, _params(spec, tokens), _layers(spec), _header(spec, layout.DTYPE_CODES[dtype]), payloads + extra,
             num_threads or _processors(), progress,
         )  # fmt: skip
         roles = {p.role for p in extra}
@@ -95,9 +95,9 @@ def convert(
 def find_folder(src: str | os.PathLike[str]) -> Path:
     """The folder of a checkpoint; a Hub name ("owner/model") is downloaded if huggingface_hub is installed."""
     path = Path(src)
-    if path.is_dir():
+    if os.path.isdir(path):
         return path
-    if path.exists():
+    if os.path.exists(path):
         raise ConversionError(f"{path} is a file; give the folder that holds config.json and the safetensors files")
     name = os.fspath(src)
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
@@ -146,11 +146,11 @@ def _check_arguments(dtype: str, scale_rule: str, num_threads: int | None) -> No
         raise ConversionError(f"num_threads must be 1 ... 256, not {num_threads}")
 
 
-def _refuse_source(checkpoint: Checkpoint, dst: Path) -> None:
+def _refuse_source(checkpoint: Checkpoint, target: Path) -> None:
     """Writing over the checkpoint's own files would destroy what is being read."""
-    for path in (*(file.path for file in checkpoint.files), checkpoint.folder / "config.json"):
-        if dst.exists() and os.path.samefile(path, dst):
-            raise ConversionError(f"{dst} is part of the checkpoint; give another name")
+    for path in checkpoint.parts():
+        if os.path.exists(target) and os.path.exists(path) and os.path.samefile(path, target):
+            raise ConversionError(f"{target} is part of the checkpoint; give another name")
 
 
 def _text_payloads(

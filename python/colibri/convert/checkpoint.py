@@ -6,6 +6,7 @@ The index decides which files are read. Every tensor must be taken exactly by th
 from __future__ import annotations
 
 import difflib
+import os
 import warnings
 from pathlib import Path
 
@@ -20,6 +21,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 # Buffers that older libraries saved; they are computed from config.json.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+# Names in an error's sentence, and missing tensors after which the search ends: config.json may claim billions.
+SHOWN, MAX_MISSING = 4, 1_000_000
 
 
 class Checkpoint:
@@ -77,7 +80,7 @@ class Checkpoint:
         for name in sorted(set(weight_map.values())):
             if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
                 raise ConversionError(f"{where}: {name!r} is no plain file name")
-            if not (self.folder / name).is_file():
+            if not os.path.isfile(self.folder / name):
                 raise ConversionError(f"{where}: the shard {name} is missing from {self.folder}")
             files[name] = self._open(name)
         self._warn_strays(set(files))
@@ -116,6 +119,8 @@ class Checkpoint:
         info = self.tensors.get(name)
         if info is None:
             self._missing.append(name)
+            if len(self._missing) == MAX_MISSING:
+                raise ConversionError(f"{self.folder}: {_listed(self._missing)} are missing, at least")
             return None
         if info.shape != shape:
             raise ConversionError(
@@ -137,10 +142,15 @@ class Checkpoint:
         if self._missing:
             parts.append(f"{_listed(self._missing)} {'is' if len(self._missing) == 1 else 'are'} missing")
         if left:
-            near = [m for name in self._missing for m in difflib.get_close_matches(name, left, n=1, cutoff=0.9)]
+            near = [m for name in self._missing[:SHOWN] for m in difflib.get_close_matches(name, left, n=1, cutoff=0.9)]
             shown = list(dict.fromkeys(near + left))
             parts.append(f"{_listed(shown)} of the checkpoint would not be used")
         raise ConversionError(f"{self.folder}: {' and '.join(parts)}")
+
+    def parts(self) -> list[Path]:
+        """The files of the folder that are read, or may be."""
+        small = ("config.json", INDEX, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+        return [*(file.path for file in self.files), *(self.folder / n for n in (*small, "chat_template.jinja"))]
 
     @property
     def taken(self) -> list[TensorInfo]:
@@ -149,5 +159,5 @@ class Checkpoint:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(f'"{name}"' for name in names[:4])
-    return f"tensor{'s' if len(names) > 1 else ''} {shown}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    shown, more = ", ".join(f'"{name}"' for name in names[:SHOWN]), len(names) - SHOWN
+    return f"tensor{'s' if len(names) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")

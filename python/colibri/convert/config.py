@@ -39,7 +39,7 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise self._bad(names, value, f"an integer of at least {minimum}")
+            raise self._bad(names, value, f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self, *names: str, default: Any = REQUIRED) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,11 @@ def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> dict[st
 def read_bytes(path: Path) -> bytes:
     """A whole small file."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ConversionError(f"{path}: {size} bytes are too many for a file of this kind")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConversionError(f"{path}: cannot be read: it is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise ConversionError(f"{path}: {status.st_size} bytes are too many for a file of this kind")
         return path.read_bytes()
     except OSError as error:
         raise ConversionError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -13,6 +13,8 @@ from .config import Config
 from .errors import ConversionError
 from .rope import Rope, read_rope
 
+MAX_POSITION = 1 << 30  # of the file format
+
 
 @dataclass(frozen=True)
 class MlpNames:
@@ -99,7 +101,7 @@ def base_fields(config: Config, default_eps: float, default_theta: float = 10000
         raise ConversionError(
             f"{config.where}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
-    layers, max_position = config.integer("num_hidden_layers"), config.integer("max_position_embeddings")
+    layers, max_position = config.integer("num_hidden_layers", maximum=65535), config.integer("max_position_embeddings")
     return {
         "model_type": config.text("model_type"),
         "vocab_size": config.integer("vocab_size"),
@@ -138,8 +140,8 @@ def sparse_by_step(config: Config, layers: int, experts: int) -> list[bool]:
 
 
 def window(config: Config) -> int:
-    """sliding_window as a size, 0 if null."""
-    return config.integer("sliding_window", default=0)
+    """sliding_window as a size, 0 if null; no text is longer than MAX_POSITION."""
+    return min(config.integer("sliding_window", default=0), MAX_POSITION)
 
 
 def _refuse_unsupported(config: Config) -> None:
@@ -158,14 +160,13 @@ def check_limits(spec: ModelSpec) -> None:
     limits = [
         ("vocab_size", spec.vocab_size, 1 << 24),
         ("hidden_size", spec.hidden_size, 65535),
-        ("num_hidden_layers", spec.num_layers, 65535),
         ("the number of experts", spec.num_experts, 65535),
         ("the intermediate size of an expert", spec.moe_intermediate, 65535),
         ("the intermediate size of the shared expert", spec.shared_intermediate, 131072),
         ("intermediate_size", spec.dense_intermediate, 131072),
         ("head_dim", spec.head_dim, 1024),
         ("the width of all heads", heads, 131072),
-        ("max_position_embeddings", spec.max_position, 1 << 30),
+        ("max_position_embeddings", spec.max_position, MAX_POSITION),
     ]
     for name, value, limit in limits:
         if value > limit:

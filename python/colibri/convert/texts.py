@@ -51,10 +51,10 @@ def chat_template(checkpoint: Checkpoint) -> bytes | None:
     path = checkpoint.folder / "tokenizer_config.json"
     template = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        if "default" not in named:
+        named = [t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        if not named:
             checkpoint.warn(f"{path.name}: chat_template was ignored: none of its templates is named default")
-        template = named.get("default")
+        template = named[0] if named else None
     if template is None:
         return None
     if not isinstance(template, str):

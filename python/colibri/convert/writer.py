@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,20 +38,32 @@ class Written:
     errors: dict[str, list[float]] = field(default_factory=dict)
 
 
+def find_target(dst: str | os.PathLike[str]) -> Path:
+    """The file to write, links followed; what cannot be one is refused before the work."""
+    try:
+        target = Path(os.path.realpath(dst))
+    except ValueError as error:
+        raise ConversionError(f"{dst!r} is no name of a file: {error}") from error
+    if os.path.isdir(target):
+        raise ConversionError(f"{target} is a folder; give the name of a file")
+    if not os.path.isdir(target.parent):
+        raise ConversionError(f"{target.parent}: no such folder")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise ConversionError(f"{target} is a device or a pipe; give the name of a file")
+    return target
+
+
 def write_file(
     target: Path, params: np.ndarray, layers: np.ndarray, header: dict[str, int], payloads: list[Payload], threads: int,
     progress: Progress | None,
 ) -> Written:  # fmt: skip
-    """Write `target`. header: the sizes that its fixed header repeats. progress(done, total) counts payload bytes."""
-    target = Path(os.path.realpath(target))
-    if target.is_dir():
-        raise ConversionError(f"{target} is a folder; give the name of a file")
-    if not target.parent.is_dir():
-        raise ConversionError(f"{target.parent}: no such folder")
-    temporary = target.parent / f".{target.name[:100]}.tmp-{os.getpid()}"
+    """Write `target`, as find_target gave it. header: the sizes that its fixed header repeats. progress(done, total)
+    counts payload bytes.
+    """
+    name = target.name.encode("utf-8", "replace")[:100].decode("utf-8", "ignore")
+    temporary = target.parent / f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"  # two may write one target
     entries, file_size = _lay_out(payloads, len(layers))
     try:
-        _remove(temporary)  # of an earlier process with this number that was killed
         with open(temporary, "xb", buffering=0) as file:
             _reserve(file.fileno(), file_size)
             written = _write_payloads(file, payloads, entries, threads, progress)
@@ -177,5 +190,5 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # it was never made, or the file system is read-only
         path.unlink()
