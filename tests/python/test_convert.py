@@ -517,7 +517,7 @@ def test_hub_name_without_huggingface_hub(tmp_path, monkeypatch):
         ({"sliding_window": 0}, "sliding_window must be"),
         ({"vocab_size": 2**40}, "vocab_size must be an integer from 1 to"),
         ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers must be an integer from 1 to 65535"),
-        ({"num_hidden_layers": 65535}, "999996 more are missing, at least"),
+        ({"num_hidden_layers": 65535}, "99996 more are missing, at least"),
         ({"hidden_size": 65536, "head_dim": 16}, "at most 65535"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope'"),

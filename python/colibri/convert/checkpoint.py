@@ -22,7 +22,7 @@ DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 # Buffers that older libraries saved; they are computed from config.json.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 # Names in an error's sentence, and missing tensors after which the search ends: config.json may claim billions.
-SHOWN, MAX_MISSING = 4, 1_000_000
+SHOWN, MAX_MISSING = 4, 100_000
 
 
 class Checkpoint:
