@@ -20,7 +20,7 @@
  * time (colibri_cancel excepted). Different sessions are independent, also when they share a model.
  *
  * Memory.  After colibri_init, the functions marked [no alloc] neither allocate nor make file or memory system calls.
- * Buffers of float that are handed over (get_output, route_tokens, workspace) are 64-byte aligned, else
+ * Buffers that are handed over to get_output and route_tokens (hidden), and the workspace, are 64-byte aligned, else
  * COLIBRI_ERR_ALIGNMENT. Pointers returned by the library stay valid as their comments say and are never freed by the caller.
  *
  * Numbers.  The same file and tokens give the same logits, bit for bit, whatever the number of threads, the batch, the way
@@ -58,7 +58,14 @@ extern "C" {
 
 /* An initialiser with struct_size set and everything else zero. */
 #ifdef __cplusplus
-#  define COLIBRI_INIT_(type) { sizeof(type) }
+} /* a template may not be extern "C" */
+template <typename T> inline T colibri_sized_() {
+    T s = T();
+    s.struct_size = static_cast<uint32_t>(sizeof(T));
+    return s;
+}
+extern "C" {
+#  define COLIBRI_INIT_(type) colibri_sized_<type>()
 #else
 #  define COLIBRI_INIT_(type) { .struct_size = sizeof(type) }
 #endif
@@ -279,7 +286,8 @@ COLIBRI_API int32_t colibri_slot_length(const colibri_t *ctx, int32_t slot); /* 
  * dropped. [no alloc] */
 COLIBRI_API colibri_status_t colibri_truncate(colibri_t *ctx, int32_t slot, int32_t length);
 COLIBRI_API colibri_status_t colibri_reset(colibri_t *ctx); /* truncate every slot to 0, drop pending input and output [no alloc] */
-/* From any thread: a running infer (or get_output, ALL) ends soon with COLIBRI_ERR_CANCELLED; without one, the next infer does. [no alloc] */
+/* From any thread: a running infer (or get_output, ALL) ends soon with COLIBRI_ERR_CANCELLED; without one, the next of
+ * them that has something to compute does. [no alloc] */
 COLIBRI_API void colibri_cancel(colibri_t *ctx);
 
 /* ---- Sampling --------------------------------------------------------------------------------------------------------- */

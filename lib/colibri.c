@@ -156,6 +156,7 @@ colibri_status_t colibri_infer(colibri_t *ctx) {
     uint32_t first = 0, failed = commit(ctx, &first);
     ctx->input_ready = false;
     ctx->output_ready = true;
+    ctx->output_batch = ctx->input_batch;
     if (failed)
         return coli_fail(COLIBRI_ERR_NOT_FINITE, "%u slot(s), first slot %u, became NaN or infinite: the weights are damaged or overflow", failed, first);
     return COLIBRI_OK;
@@ -168,7 +169,7 @@ static uint64_t output_width(const colibri_t *ctx) {
 }
 
 static uint64_t output_bytes(const colibri_t *ctx) {
-    uint64_t rows = ctx->options.outputs == COLIBRI_OUTPUT_LAST ? ctx->input_batch : ctx->output_rows;
+    uint64_t rows = ctx->options.outputs == COLIBRI_OUTPUT_LAST ? ctx->output_batch : ctx->output_rows;
     return rows * output_width(ctx) * sizeof(float);
 }
 
@@ -206,6 +207,7 @@ static void clear_failed_rows(const colibri_t *ctx, float *output, uint64_t widt
 
 colibri_status_t colibri_get_output(colibri_t *ctx, float *output, size_t bytes) {
     size_t need;
+    REQUIRE(ctx);
     REQUIRE(output);
     colibri_status_t status = colibri_output_size(ctx, &need);
     if (!status) status = unaligned(output, "output");
@@ -215,7 +217,7 @@ colibri_status_t colibri_get_output(colibri_t *ctx, float *output, size_t bytes)
         return coli_fail(COLIBRI_ERR_BUFFER_TOO_SMALL, "the output buffer has %zu bytes, the latest infer needs %zu", bytes, need);
     uint64_t width = output_width(ctx);
     if (ctx->options.outputs == COLIBRI_OUTPUT_LAST) {
-        copy_rows(ctx->b.logits, ctx->vocab_stride, output, width, ctx->input_batch);
+        copy_rows(ctx->b.logits, ctx->vocab_stride, output, width, ctx->output_batch);
         return COLIBRI_OK;
     }
     if (ctx->options.outputs == COLIBRI_OUTPUT_HIDDEN) copy_rows(ctx->b.final_hidden, ctx->hidden_stride, output, width, ctx->output_rows);
@@ -240,7 +242,6 @@ int32_t colibri_slot_length(const colibri_t *ctx, int32_t slot) {
 
 static void forget(colibri_t *ctx, uint32_t slot, uint32_t length) {
     ctx->slots[slot].length = length;
-    ctx->slots[slot].status = COLIBRI_OK;
     ctx->slots[slot].has_logits = false;
     memset(ctx->b.logits + (uint64_t)slot * ctx->vocab_stride, 0, ctx->vocab_stride * sizeof(float));
 }
@@ -260,7 +261,10 @@ colibri_status_t colibri_reset(colibri_t *ctx) {
     REQUIRE(ctx);
     drop_input(ctx);
     ctx->output_ready = false;
-    for (uint32_t i = 0; i < ctx->options.batch; i++) forget(ctx, i, 0);
+    for (uint32_t i = 0; i < ctx->options.batch; i++) {
+        forget(ctx, i, 0);
+        ctx->slots[i].status = COLIBRI_OK;
+    }
     return COLIBRI_OK;
 }
 
@@ -274,12 +278,12 @@ static bool within(float x, float least, float most) { return x >= least && x <=
 
 static colibri_status_t check_sampling(const colibri_sampling_t *o) {
     const float huge = 3.4e38f;
-    if (!within(o->temperature, 0, huge)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "temperature is %g, it must be 0 or more", (double)o->temperature);
+    if (!within(o->temperature, 0, huge)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "temperature is %g, it must be between 0 and 3.4e38", (double)o->temperature);
     if (o->top_k < 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "top_k is %d, it must be 0 (all) or more", o->top_k);
     if (!within(o->top_p, 0, 1)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "top_p is %g, it must be between 0 and 1", (double)o->top_p);
     if (!within(o->min_p, 0, 1)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "min_p is %g, it must be between 0 and 1", (double)o->min_p);
     if (!within(o->repetition_penalty, 0, huge))
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "repetition_penalty is %g, it must be 0 (none) or more", (double)o->repetition_penalty);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "repetition_penalty is %g, it must be between 0 (none) and 3.4e38", (double)o->repetition_penalty);
     return COLIBRI_OK;
 }
 

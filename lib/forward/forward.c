@@ -86,6 +86,7 @@ typedef struct head_work {
     float *out;           /* row r of final_hidden goes to out + r' * out_stride, r' = rows[i] or i */
     uint64_t out_stride;
     uint32_t begin;       /* first row of this group */
+    bool may_cancel;
 } head_work_t;
 
 static void head_quantize(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
@@ -128,14 +129,14 @@ static void head_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
     }
 }
 
-/* All rows of the work, as many at a time as act_other holds. */
+/* All rows of the work, as many at a time as act_other holds. Only work that leaves the slots alone may be cancelled on the way. */
 static bool run_head(head_work_t *work) {
     colibri_t *s = work->s;
     const coli_matrix_t *m = &s->weights->head;
     uint32_t items = (coli_pad_rows(m->rows) / COLIBRI_TILE_ROWS + COLI_HEAD_TILE - 1) / COLI_HEAD_TILE;
     uint64_t since = coli_os_now_ns();
     for (work->begin = 0; work->begin < work->n; work->begin += s->options.chunk) {
-        if (coli_take_cancel(s)) return false;
+        if (work->may_cancel && coli_take_cancel(s)) return false;
         uint32_t n = COLI_MIN(work->n - work->begin, s->options.chunk);
         if (m->dtype == COLIBRI_FILE_Q8) coli_pool_run(s->pool, head_quantize, work, n, 4);
         coli_pool_run(s->pool, head_items, work, items, 1);
@@ -146,25 +147,25 @@ static bool run_head(head_work_t *work) {
 }
 
 bool coli_head_rows(colibri_t *s, uint32_t first, uint32_t n, float *out) {
-    head_work_t work = {.s = s, .first = first, .n = n, .out = out, .out_stride = s->weights->params->vocab_size};
+    head_work_t work = {.s = s, .first = first, .n = n, .out = out, .out_stride = s->weights->params->vocab_size, .may_cancel = true};
     return run_head(&work);
 }
 
 /* Logits of each active slot's last token. With every row kept, a slot's last row is found by counting. */
 static bool head_last(colibri_t *s) {
     uint32_t n = 0, row = 0;
-    bool done = true;
+    if (coli_take_cancel(s)) return false;
     for (uint32_t slot = 0; slot < s->input_batch; slot++) {
         if (!s->slots[slot].pending) continue;
         row += s->slots[slot].pending;
         if (s->options.outputs == COLIBRI_OUTPUT_LAST) s->b.active_slots[n++] = slot;
         else {
             head_work_t work = {.s = s, .first = row - 1, .n = 1, .out = s->b.logits + (uint64_t)slot * s->vocab_stride, .out_stride = s->vocab_stride};
-            done = done && run_head(&work);
+            run_head(&work);
         }
     }
     head_work_t work = {.s = s, .rows = s->b.active_slots, .n = n, .out = s->b.logits, .out_stride = s->vocab_stride};
-    return done && run_head(&work);
+    return run_head(&work);
 }
 
 static void check_logits(colibri_t *s) {

@@ -70,9 +70,9 @@ static float weight(const candidates_t *c, uint32_t id) { return coli_expf(c->va
 
 /* ---- sampling ---- */
 
-/* values[id] = logit after penalty and temperature. A token that occurs twice in the slot is penalised once: it is computed
+/* values[id] = logit after penalty. A token that occurs twice in the slot is penalised once: it is computed
  * from the logit each time. */
-static void adjust(const colibri_t *s, uint32_t slot, const colibri_sampling_t *o, float *values) {
+static void penalise(const colibri_t *s, uint32_t slot, const colibri_sampling_t *o, float *values) {
     const float *logits = s->b.logits + (uint64_t)slot * s->vocab_stride;
     uint32_t vocab = s->weights->params->vocab_size;
     memcpy(values, logits, vocab * sizeof(float));
@@ -81,8 +81,6 @@ static void adjust(const colibri_t *s, uint32_t slot, const colibri_sampling_t *
             int32_t id = s->b.history[(uint64_t)slot * s->options.seq + i];
             values[id] = logits[id] > 0 ? logits[id] / o->repetition_penalty : logits[id] * o->repetition_penalty;
         }
-    if (o->temperature > 0)
-        for (uint32_t i = 0; i < vocab; i++) values[i] /= o->temperature;
 }
 
 static double total_weight(const candidates_t *c) {
@@ -126,9 +124,11 @@ static int32_t draw_kept(candidates_t *c, const colibri_sampling_t *o, double u)
 int32_t coli_sample(const colibri_t *s, uint32_t slot, const colibri_sampling_t *o) {
     uint32_t vocab = s->weights->params->vocab_size;
     float *values = s->b.sample_values;
-    adjust(s, slot, o, values);
+    penalise(s, slot, o, values);
     int32_t best = coli_argmax(values, vocab);
     if (o->temperature <= 0) return best;
+    for (uint32_t i = 0; i < vocab; i++) values[i] /= o->temperature;
+    if (values[best] - values[best] != 0) return best; /* infinite: so small a temperature or penalty leaves one choice */
     candidates_t c = {s->b.sample_ids, values, values[best], vocab, vocab};
     double u = uniform(o->seed, s->slots[slot].length);
     bool cut = (o->top_k > 0 && (uint32_t)o->top_k < vocab) || (o->top_p > 0 && o->top_p < 1) || o->min_p > 0;

@@ -57,11 +57,12 @@ static colibri_status_t check_ranges(const colibri_config_t *c) {
 }
 
 static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t *model, coli_options_t *o) {
+    static const char *const dtypes[COLIBRI_DTYPE_Q4 + 1] = {"any", "f32", "f16", "bf16", "q8", "q4"};
     const colibri_file_params *p = model->weights.params;
     uint32_t file_dtype = model->directory.header->dtype;
     if (c->dtype != 0 && (uint32_t)c->dtype != file_dtype + 1)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.dtype is %d but %s holds dtype %u: convert the model to the type you want, or set 0",
-                         c->dtype, model->path, file_dtype + 1);
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.dtype is %d (%s) but %s holds %s: convert the model to the type you want, or set 0",
+                         c->dtype, dtypes[c->dtype], model->path, dtypes[file_dtype + 1]);
     if ((uint32_t)c->top_k > p->num_experts)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.top_k is %d but the model has %u experts a layer (top_k is experts per token)",
                          c->top_k, p->num_experts);

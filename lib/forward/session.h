@@ -113,6 +113,7 @@ struct colibri_t {
     bool input_ready, output_ready;
     uint32_t input_batch;        /* slots of the latest set_input */
     uint32_t output_rows;        /* tokens of the latest infer */
+    uint32_t output_batch;       /* its slots */
     _Atomic uint32_t cancel;     /* set by colibri_cancel, taken by the next look */
     void *own_memory;            /* NULL with a caller's workspace */
     uint64_t memory_bytes;       /* of the workspace in use */

@@ -7,6 +7,7 @@ usage, 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -286,8 +287,17 @@ def _parse_ids(text: str) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        bad = next(word for word in words if not word.lstrip("+-").isdigit())
-        raise click.UsageError(f"--decode takes token ids, and {bad!r} is none") from None
+        raise click.UsageError(f"--decode takes token ids, and {_first_bad(words)!r} is none") from None
+
+
+def _first_bad(words: list[str]) -> str:
+    """The first word that int() refuses."""
+    for word in words:
+        try:
+            int(word)
+        except ValueError:
+            return word
+    return ""
 
 
 @cli.command()
@@ -392,16 +402,32 @@ def _quiet_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _prepare_streams() -> None:
+    """Characters that a stream cannot take become "?". Streams that were closed before we began are None: without stdin
+    there is nothing to read, without stderr nobody to tell, without stdout nothing to do.
+    """
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
+    if sys.stderr is None:
+        sys.stderr = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    if sys.stdout is None:
+        _fail("standard output is closed", 1)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
 def _usage(error: click.UsageError) -> NoReturn:
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # its message is the whole help
+        click.echo(error.format_message(), err=True)
+        raise SystemExit(2)
     command = error.ctx.command_path if error.ctx is not None else "colibri"
     _fail(f"{error.format_message().rstrip('.')} (see '{command} --help')", 2)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; `arguments` default to the process's. Ends by SystemExit, never with a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    _prepare_streams()
     try:
         status = cli.main(args=arguments, prog_name="colibri", standalone_mode=False)
         sys.stdout.flush()

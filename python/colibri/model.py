@@ -271,9 +271,7 @@ class TextStream:
 
     def feed(self, token: int) -> str:
         """The characters that `token` completes, perhaps none."""
-        if token < 0:
-            raise TokenError(f"token id {token} is outside the vocabulary")
-        return self._step(token)
+        return self._step(token_array([token])[0])
 
     def end(self) -> str:
         """What was waiting, as U+FFFD. The stream begins anew after it."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from . import _ffi
 from ._handle import Handle
-from .errors import ColibriError, InvalidArgumentError, NotFiniteError, NoTokenizerError, SlotFullError
+from .errors import CancelledError, ColibriError, InvalidArgumentError, NotFiniteError, NoTokenizerError, SlotFullError
 from .model import Model, TextStream, token_array
 from .sampling import as_int, sampling
 
@@ -228,10 +228,18 @@ class Session:
         """
         if isinstance(batch, (str, bytes)):
             raise InvalidArgumentError("a batch is a list of lists of token ids, not text")
+        if not isinstance(batch, Iterable):
+            raise InvalidArgumentError(f"a batch is a list of lists of token ids, not {type(batch).__name__}")
         arrays = [token_array(tokens) for tokens in batch]
         with self._use() as ctx:
+            lengths = [len(ids) for ids in self._ids]
             failure = self._infer(ctx, arrays)
-            output = self._output(ctx)
+            try:
+                output = self._output(ctx)
+            except CancelledError:  # the tokens are in their slots already
+                for slot, length in enumerate(lengths):
+                    self.truncate(slot, length)
+                raise
         results: list[FloatArray] = []
         first = 0
         for slot, tokens in enumerate(arrays):
@@ -375,8 +383,8 @@ class Session:
         )
         if room < max(limit, 1):
             raise SlotFullError(
-                f"slot {slot} holds {self.max_seq_len} tokens; {kept + len(fresh)} of prompt and {limit} new do not "
-                f"fit; make the session with max_seq_len {kept + len(fresh) + max(limit, 1) - 1} or more"
+                f"slot {slot} has room for {self.max_seq_len} tokens; {kept + len(fresh)} of prompt and {limit} new do "
+                f"not fit; make the session with max_seq_len {kept + len(fresh) + max(limit, 1) - 1} or more"
             )
         pieces = self._run(slot, kept, fresh, limit, settings, self._eos if stop_at_eos else frozenset(), special)
         return pieces if stream else "".join(pieces)

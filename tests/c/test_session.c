@@ -296,7 +296,16 @@ static void test_outputs(void) {
     CHECK(memcmp(again + spec.vocab, all + 2 * spec.vocab, row) == 0);
     CHECK_EQ(colibri_get_output(s, again + 1, bytes), COLIBRI_ERR_ALIGNMENT);
     CHECK_EQ(colibri_get_output(s, again, bytes - 1), COLIBRI_ERR_BUFFER_TOO_SMALL);
+    lengths[0] = 1;
+    CHECK_EQ(colibri_set_input(s, tokens, lengths, 1), COLIBRI_OK); /* the output is still the latest infer's: two rows */
+    CHECK_EQ(colibri_output_size(s, &bytes), COLIBRI_OK);
+    CHECK_EQ(bytes, 2 * row);
+    CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+    CHECK_EQ(colibri_set_input(s, tokens, (const int32_t[]){1, 1}, 2), COLIBRI_OK);
+    CHECK_EQ(colibri_get_output(s, again, row), COLIBRI_OK);
+    CHECK_EQ(colibri_get_output(NULL, again, row), COLIBRI_ERR_INVALID_ARGUMENT);
     colibri_free(s);
+    lengths[0] = TOKENS;
     c.outputs = COLIBRI_OUTPUT_HIDDEN;
     s = start(&c);
     CHECK_EQ(colibri_set_input(s, tokens, lengths, 1), COLIBRI_OK);
@@ -333,7 +342,13 @@ static void test_not_finite(void) {
     CHECK_EQ(colibri_slot_length(s, 1), 3);
     float *out = output_of(s, &bytes);
     for (uint32_t i = 0; i < 3 * spec.vocab; i++) CHECK(out[i] == 0);
+    CHECK_EQ(colibri_truncate(s, 0, 0), COLIBRI_OK); /* what the latest infer gave stays as it is */
+    CHECK_EQ(colibri_slot_status(s, 0), COLIBRI_ERR_NOT_FINITE);
+    float *after = output_of(s, &bytes);
+    CHECK(memcmp(after, out, bytes) == 0);
+    free(after);
     CHECK_EQ(colibri_reset(s), COLIBRI_OK);
+    CHECK_EQ(colibri_slot_status(s, 0), COLIBRI_OK);
     CHECK_EQ(colibri_set_input(s, tokens + 3, fine, 2), COLIBRI_OK);
     CHECK_EQ(colibri_infer(s), COLIBRI_OK);
     float *alone = output_of(s, &bytes);
@@ -499,6 +514,13 @@ static void test_sampling(void) {
     greedy.repetition_penalty = 1e6f; /* whatever was in the prompt is out */
     CHECK_EQ(colibri_sample(s, 0, &greedy, &token), COLIBRI_OK);
     for (int i = 0; i < 6; i++) CHECK(token != tokens[i]);
+    for (int cut = 0; cut < 2; cut++) { /* logits that overflow when they are divided: the best one is left */
+        colibri_sampling_t cold = COLIBRI_SAMPLING_INIT;
+        cold.temperature = 1e-42f;
+        cold.top_p = cut ? 0.9f : 0;
+        CHECK_EQ(colibri_sample(s, 0, &cold, &token), COLIBRI_OK);
+        CHECK_EQ(token, best);
+    }
     o.top_p = NAN;
     CHECK_EQ(colibri_sample(s, 0, &o, &token), COLIBRI_ERR_INVALID_ARGUMENT);
     o.top_p = 0;

@@ -155,7 +155,15 @@ def test_headers_compile_alone(prefix: Path, tmp_path: Path) -> None:
     library = prefix / "lib/libcolibri.a"
     subprocess.run([*compiler, "-std=c11", str(source), str(library), "-o", str(program)], check=True)
     subprocess.run([str(program)], check=True)
-    subprocess.run([*compiler, "-c", "-x", "c++", "-std=c++17", str(source), "-o", f"{program}.o"], check=True)
+    source.write_text(
+        "#include <colibri.h>\n#include <colibri_format.h>\n"
+        "int main() { colibri_config_t c = COLIBRI_CONFIG_INIT; colibri_stats_t s = COLIBRI_STATS_INIT;\n"
+        "return c.struct_size == sizeof c && s.struct_size == sizeof s && !c.log && !s.weight_bytes ? 0 : 1; }\n"
+    )
+    for standard in ("c++98", "c++11", "c++20"):
+        options = ["-x", "c++", f"-std={standard}", "-Wno-long-long", "-Wpedantic"]
+        subprocess.run([*compiler, *options, str(source), "-o", str(program)], check=True)
+        subprocess.run([str(program)], check=True)
 
 
 @pytest.mark.skipif(not LINUX or shutil.which("pkg-config") is None, reason="needs pkg-config")

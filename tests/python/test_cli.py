@@ -173,6 +173,19 @@ def test_usage(run: Runner, arguments: list[str]) -> None:
     assert "--help" in run.fails(*arguments, status=2)
 
 
+def test_no_command(run: Runner) -> None:
+    """The help, as it is elsewhere: readable, not squeezed into one line."""
+    with pytest.raises(SystemExit):
+        cli.main([])
+    out, err = run.capsys.readouterr()
+    assert "\nCommands:\n" in out + err and "error" not in out + err
+
+
+def test_ids_that_are_none(run: Runner, tiny_model: Path) -> None:
+    for word in ("x", "²", "1.5", "--"):
+        assert repr(word) in run.fails("tokenize", "--decode", f"1 {word}", "-m", tiny_model, status=2)
+
+
 def test_failures(run: Runner, tiny_model: Path, tmp_path: Path) -> None:
     assert "none.colibri" in run.fails("run", "x", "-m", tmp_path / "none.colibri")
     assert "9" in run.fails("run", "x", "-m", tiny_model, "--experts-per-token", 9)
@@ -227,6 +240,23 @@ def test_full_disk(tiny_model: Path) -> None:
         with open("/dev/full", "w") as full:
             done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 1 and done.stderr == "colibri: error: No space left on device\n"
+
+
+@posix
+def test_closed_streams(tiny_model: Path) -> None:
+    """Streams that are closed when the program begins."""
+
+    def shell(redirection: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = shell(">&-", "verify", str(tiny_model))
+    assert done.returncode == 1 and done.stderr == "colibri: error: standard output is closed\n"
+    done = shell("2>&-", "run", "x", "-m", str(tiny_model), "--max-tokens", "1")
+    assert done.returncode == 0 and done.stdout.endswith("\n")
+    done = shell("<&-", "run", "-", "-m", str(tiny_model), "--max-tokens", "1")
+    assert "AttributeError" not in done.stderr
+    assert shell(">&- 2>&-", "verify", str(tiny_model)).returncode == 1
 
 
 def test_any_locale(tiny_model: Path) -> None:

@@ -161,6 +161,9 @@ def test_bad_ids(model: colibri.Model, ids: object, error: str) -> None:
     with session(model) as s, pytest.raises(getattr(errors, error)):
         s.forward(ids)
     assert s.closed
+    if isinstance(ids, list):
+        with pytest.raises(getattr(errors, error)):
+            colibri.TextStream(model).feed(ids[0])
 
 
 def test_stream_gives_whole_characters(model: colibri.Model) -> None:
@@ -168,7 +171,9 @@ def test_stream_gives_whole_characters(model: colibri.Model) -> None:
     pieces = [stream.feed(token) for token in model.tokenize("🦙é")]
     assert [piece for piece in pieces if piece] == ["🦙", "é"] and stream.end() == ""
     assert stream.feed(model.tokenize("🦙", special=False)[0]) == "" and stream.end() == "\ufffd"
-    assert stream.feed(model.tokenize("x", special=False)[0]) == "x"
+    assert stream.feed(np.int64(model.tokenize("x", special=False)[0])) == "x"
+    with pytest.raises(colibri.TokenError):
+        stream.feed(2**32 - 1)  # not -1, which ends the text
 
 
 def test_no_tokenizer(textless_model: Path) -> None:
@@ -251,6 +256,9 @@ def test_bad_calls_change_nothing(model: colibri.Model) -> None:
             call()
     with pytest.raises(colibri.InvalidArgumentError):
         s.forward_batch([IDS, IDS])
+    for batch in (None, 3, [1, 2], "text"):
+        with pytest.raises(colibri.InvalidArgumentError):
+            s.forward_batch(batch)
     assert s.length() == 7
     assert np.array_equal(s.forward([4]), session(model).forward([*IDS, 4])[7:]) and every.shape == (7, 270)
 
@@ -273,6 +281,26 @@ def test_cancel(model: colibri.Model) -> None:
     with pytest.raises(colibri.CancelledError):
         s.forward(IDS)
     assert s.length() == 0 and s.forward(IDS).shape == (7, 270)
+
+
+def test_cancel_between_layers_and_logits(model: colibri.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are in their slots, their logits are not out: a cancelled call still changes nothing."""
+    s = session(model, max_batch_size=2)
+    s.forward_batch([IDS, [1]])
+    infer = s._infer
+
+    def infer_and_cancel(*arguments: object) -> object:
+        result = infer(*arguments)
+        s.cancel()
+        return result
+
+    with monkeypatch.context() as patch, pytest.raises(colibri.CancelledError):
+        patch.setattr(s, "_infer", infer_and_cancel)
+        s.forward_batch([[1, 2, 3], [4, 5]])
+    assert s.length(0) == 7 and s.length(1) == 1 and s.tokens(1) == [1]
+    alone = session(model)
+    alone.forward(IDS)
+    assert np.array_equal(s.forward([4, 5]), alone.forward([4, 5]))
 
 
 @pytest.mark.parametrize("outputs", ["all", "last"])
