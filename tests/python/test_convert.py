@@ -360,6 +360,24 @@ def test_index_names_that_cannot_be_files(folder, name):
     refuse(folder, "is missing from")
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+)
+def test_dangling_link_is_not_absence(folder, name):
+    """A half-downloaded snapshot: its links lead nowhere."""
+    tiny.save(folder, tiny.CASES["mixtral"])
+    (folder / name).symlink_to(folder / "blob")
+    refuse(folder, f"{name}: cannot be read")
+
+
+def test_window_of_qwen3(folder):
+    """Absent is 4096, null is none."""
+    config = tiny.qwen3_moe(use_sliding_window=True)
+    for changed, want in ((config, 0), ({n: v for n, v in config.items() if n != "sliding_window"}, 4096)):
+        tiny.save(folder, changed)
+        assert [window for _, window in run(folder).layers] == [want, want]
+
+
 def test_window_longer_than_any_text(folder):
     tiny.save(folder, tiny.mixtral(sliding_window=2**31 - 1))
     assert [window for _, window in run(folder).layers] == [2**30, 2**30]

@@ -16,7 +16,8 @@ def describe(config: Config) -> ModelSpec:
     base, router = base_fields(config, default_eps=1e-6), router_fields(config, minimum=0)
     base["sparse"] = sparse_by_step(config, base["num_layers"], router["num_experts"])
     if config.flag("use_sliding_window", False):
-        base["windows"] = [window(config) or 4096] * base["num_layers"]
+        size = window(config) if "sliding_window" in config.values else 4096  # null is none
+        base["windows"] = [size] * base["num_layers"]
     bias = config.flag("attention_bias", False)
     return ModelSpec(
         **base,

@@ -5,6 +5,7 @@ came from.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from .checkpoint import Checkpoint
@@ -18,7 +19,7 @@ from .spec import ModelSpec
 def special_tokens(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """{"bos": id or -1, "pad": id or -1, "eos": [ids]}: generation_config.json first, then config.json."""
     path = checkpoint.folder / "generation_config.json"
-    sources = [Config(read_json(path), str(path))] if path.is_file() else []
+    sources = [Config(read_json(path), str(path))] if os.path.lexists(path) else []
     sources.append(checkpoint.config)
     known = [("bos", spec.bos_default), ("eos", spec.eos_default), ("pad", spec.pad_default)]
     found: dict[str, list[int]] = {}
@@ -46,10 +47,10 @@ def _ids(source: Config, name: str) -> list[int]:
 def chat_template(checkpoint: Checkpoint) -> bytes | None:
     """chat_template.jinja, else tokenizer_config.json's chat_template (of several, the one named "default")."""
     path = checkpoint.folder / "chat_template.jinja"
-    if path.is_file():
+    if os.path.lexists(path):
         return _utf8(read_bytes(path), str(path))
     path = checkpoint.folder / "tokenizer_config.json"
-    template = read_json(path).get("chat_template") if path.is_file() else None
+    template = read_json(path).get("chat_template") if os.path.lexists(path) else None
     if isinstance(template, list):
         named = [t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"]
         if not named:

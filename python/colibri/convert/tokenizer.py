@@ -8,6 +8,7 @@ payload, `tokenizer_payload.py` lays it out.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ def build_tokenizer(folder: Path, vocab_size: int) -> bytes | None:
             sentence names it.
     """
     path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
+    if not os.path.lexists(path):  # a link that leads nowhere is an error
         for name in ("tokenizer.model", "vocab.json", "tiktoken.model"):
             if (Path(folder) / name).is_file():
                 raise ConversionError(
