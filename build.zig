@@ -70,6 +70,7 @@ const tests = [_][]const u8{
     "test_format",
     "test_tokenizer",
     "test_session",
+    "test_hostile",
     "test_quiet",
 };
 

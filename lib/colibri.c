@@ -177,7 +177,11 @@ colibri_status_t colibri_output_size(const colibri_t *ctx, size_t *bytes) {
     REQUIRE(ctx);
     REQUIRE(bytes);
     if (!ctx->output_ready) return coli_fail(COLIBRI_ERR_STATE, "there is no output: call colibri_set_input and colibri_infer first");
-    *bytes = (size_t)output_bytes(ctx);
+    uint64_t need = output_bytes(ctx);
+    if (need > SIZE_MAX / 2)
+        return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "the output has %llu bytes, more than can be addressed here: run fewer tokens at once",
+                         (unsigned long long)need);
+    *bytes = (size_t)need;
     return COLIBRI_OK;
 }
 

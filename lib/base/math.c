@@ -184,6 +184,10 @@ static double cosine_near_zero(double r) {
 }
 
 void coli_sincos(double x, double *sine, double *cosine) {
+    if (!(x > -0x1p+31 && x < 0x1p+31)) { /* also NaN: converting it to an integer would differ between machines */
+        *sine = *cosine = double_of(0x7FF8000000000000u);
+        return;
+    }
     /* x - n pi / 2 with pi / 2 in four pieces. The first three have 22 bits, so that n (< 2^31) times each is exact. */
     double n = round_even(x * 0x1.45f306dc9c883p-1);
     double r = x - n * 0x1.921fb0p+0;

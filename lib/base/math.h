@@ -17,7 +17,7 @@ COLI_INLINE float coli_fmaf(float a, float b, float c) { return coli_fmaf_soft(a
 double coli_exp(double x);             /* relative error < 1e-15; 0 and inf at the ends; NaN stays NaN */
 double coli_log(double x);             /* x > 0 */
 double coli_pow(double x, double y);   /* x > 0, exp(y log x) */
-void coli_sincos(double x, double *sine, double *cosine); /* |x| < 2^31, absolute error < 1e-12 */
+void coli_sincos(double x, double *sine, double *cosine); /* absolute error < 1e-12; NaN unless |x| < 2^31 */
 float coli_sqrtf(float x);             /* IEEE, correctly rounded */
 
 /* exp in single precision, at most 1 ulp from the true value: the definition that the vector kernels repeat bit for bit. fma, *, -

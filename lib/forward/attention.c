@@ -137,10 +137,10 @@ static void residual_tokens(void *argument, uint32_t begin, uint32_t end, uint32
     (void)thread;
     const attention_work_t *work = argument;
     colibri_t *s = work->s;
-    uint32_t width = s->hidden_stride;
+    uint32_t width = s->hidden_stride, written = coli_pad_rows(s->weights->params->hidden_size);
     for (uint32_t t = begin; t < end; t++) {
         float *projected = s->b.projected + (uint64_t)t * width;
-        if (work->layer->out_bias) s->kernels->add(work->layer->out_bias, projected, width);
+        if (work->layer->out_bias) s->kernels->add(work->layer->out_bias, projected, written); /* the rest stays zero */
         s->kernels->axpy(s->weights->params->residual_scale, projected, s->b.hidden + (uint64_t)t * width, width);
     }
 }

@@ -60,7 +60,8 @@ static bool is_last_of_slot(const colibri_t *s, coli_token_t token) {
     return token.position + 1 == s->slots[token.slot].length + s->slots[token.slot].pending;
 }
 
-/* A NaN or infinity anywhere in a token's layers stays in its residual stream, so one look here finds it. */
+/* A NaN or infinity anywhere in a token's layers stays in its residual stream, so a look at the norm's input finds it; a look at
+ * its output finds one of the norm's own. Both are looks at a sum of squares. */
 static void final_norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
     const final_work_t *work = argument;
     colibri_t *s = work->s;
@@ -73,7 +74,8 @@ static void final_norm_tokens(void *argument, uint32_t begin, uint32_t end, uint
         else if (is_last_of_slot(s, token)) row = s->b.final_hidden + (uint64_t)token.slot * s->hidden_stride;
         float squares = s->kernels->rms_norm(s->b.hidden + (uint64_t)t * s->hidden_stride, s->weights->final_norm, row, s->hidden_stride,
                                              p->hidden_size, p->rms_norm_eps);
-        if (not_finite(squares)) __atomic_store_n(&s->b.slot_failed[token.slot], 1, __ATOMIC_RELAXED);
+        float normed_squares = s->kernels->rms_norm(row, NULL, NULL, s->hidden_stride, p->hidden_size, p->rms_norm_eps);
+        if (not_finite(squares) || not_finite(normed_squares)) __atomic_store_n(&s->b.slot_failed[token.slot], 1, __ATOMIC_RELAXED);
     }
 }
 

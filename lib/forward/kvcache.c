@@ -10,9 +10,10 @@ void coli_kvcache_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_
     kv->kv_heads = w->params->num_kv_heads;
     kv->batch = o->batch;
     kv->element = o->kv_f16 ? 2 : 4;
-    uint64_t bytes = coli_kvcache_bytes(kv, w->params->num_layers) / 2;
-    kv->keys = coli_arena_take(arena, bytes, 1);
-    kv->values = coli_arena_take(arena, bytes, 1);
+    uint64_t heads = (uint64_t)w->params->num_layers * kv->batch * kv->kv_heads; /* at most 2^16 * 2^12 * 2^13 */
+    uint64_t bytes = (uint64_t)kv->seq * kv->head_dim * kv->element;            /* of one; at most 2^24 * 2^10 * 2^2 */
+    kv->keys = coli_arena_take(arena, heads, bytes); /* which notices that the product is too large */
+    kv->values = coli_arena_take(arena, heads, bytes);
 }
 
 uint64_t coli_kvcache_bytes(const coli_kvcache_t *kv, uint32_t layers) {

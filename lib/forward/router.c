@@ -63,8 +63,11 @@ int32_t coli_route_rows(colibri_t *s, uint32_t layer, const float *hidden, uint3
     int32_t bad = -1;
     for (uint32_t begin = 0; begin < n; begin += s->options.chunk) {
         uint32_t count = COLI_MIN(n - begin, s->options.chunk);
-        for (uint32_t t = 0; t < count; t++) /* the padding of b.normed is zero already */
-            memcpy(s->b.normed + (uint64_t)t * s->hidden_stride, hidden + (uint64_t)(begin + t) * width, width * sizeof(float));
+        for (uint32_t t = 0; t < count; t++) {
+            float *row = s->b.normed + (uint64_t)t * s->hidden_stride;
+            memcpy(row, hidden + (uint64_t)(begin + t) * width, width * sizeof(float));
+            memset(row + width, 0, (s->hidden_stride - width) * sizeof(float)); /* a damaged token may have left NaN there */
+        }
         coli_router(s, &s->weights->layers[layer], count);
         memcpy(ids + (uint64_t)begin * k, s->b.route_ids, (uint64_t)count * k * sizeof(int32_t));
         memcpy(weights + (uint64_t)begin * k, s->b.route_weights, (uint64_t)count * k * sizeof(float));

@@ -199,6 +199,11 @@ static void test_doubles(void) {
     double s, c;
     coli_sincos(0, &s, &c);
     CHECK(s == 0 && c == 1);
+    const double beyond[] = {0x1p+31, -0x1p+31, 1e300, INFINITY, -INFINITY, NAN}; /* no integer holds a quadrant's number */
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
+        coli_sincos(beyond[i], &s, &c);
+        CHECK(isnan(s) && isnan(c));
+    }
 }
 
 int main(void) {
