@@ -81,6 +81,9 @@ class ChatTemplate:
             "bos_token": self._token_text(config["bos_token"]),
             "eos_token": self._token_text(config["eos_tokens"][0] if config["eos_tokens"] else None),
         }
+        spelled = model.metadata.get("template_tokens")  # by the tokenizer's settings, which need not agree
+        if isinstance(spelled, dict):
+            self._tokens.update((name, text) for name, text in spelled.items() if isinstance(text, str))
 
     def _token_text(self, token: int | None) -> str:
         return self._model.detokenize([token], special=True) if token is not None else ""

@@ -792,6 +792,19 @@ def test_chat_template(folder, template, want):
     assert run(folder).bytes_of("chat_template") == b"from file"
 
 
+def test_template_tokens(folder):
+    """As the tokenizer's settings spell them, the newer file before the older."""
+    tiny.save(folder, tiny.CASES["mixtral"])
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}")
+    assert json.loads(run(folder).bytes_of("metadata"))["template_tokens"] == {}
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<b>", "eos_token": "<e>", "x_token": 3}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<E>"}, "pad_token": null}')
+    want = {"bos_token": "<b>", "eos_token": "<E>", "pad_token": ""}
+    assert json.loads(run(folder).bytes_of("metadata"))["template_tokens"] == want
+    (folder / "tokenizer_config.json").write_text('{"eos_token": 7}')
+    refuse(folder, "tokenizer_config.json: eos_token must be a string")
+
+
 # ---- RoPE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import weakref
 from pathlib import Path
 
 import colibri
+import conftest
 import numpy as np
 import pytest
 from colibri import errors
@@ -596,6 +598,20 @@ def test_chat_template_environment(model: colibri.Model, monkeypatch: pytest.Mon
     for text in ("{% if %}", "{% unknown_tag %}"):
         with pytest.raises(colibri.UnsupportedError):
             render(text)
+
+
+def test_chat_template_tokens(tmp_path: Path) -> None:
+    """The tokenizer's settings and config.json name other tokens: the template's are the tokenizer's."""
+    pytest.importorskip("jinja2")
+    from colibri.chat import ChatTemplate
+
+    folder = conftest.write_checkpoint(tmp_path / "checkpoint")
+    settings = {"bos_token": {"content": "</s>"}, "eos_token": None, "unk_token": "?"}
+    template = "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    colibri.convert(folder, tmp_path / "m.colibri")
+    chat = ChatTemplate(colibri.Model(tmp_path / "m.colibri"))
+    assert chat.render([{"role": "user", "content": "x"}]) == "</s>||?|"
 
 
 def test_chat_needs_a_template(textless_model: Path) -> None:

@@ -158,7 +158,7 @@ def _text_payloads(
 ) -> list[Payload]:
     from .tokenizer import build_tokenizer
 
-    about = {
+    about: dict[str, object] = {
         "source": os.path.basename(os.path.abspath(checkpoint.folder)),
         "model_type": spec.model_type,
         "source_dtype": source_dtype,
@@ -167,9 +167,12 @@ def _text_payloads(
     }
     if dtype == "q8":
         about["scale_rule"] = scale_rule
+    template = texts.chat_template(checkpoint)
+    if template:
+        about["template_tokens"] = texts.template_tokens(checkpoint)
     found = {
         layout.TOKENIZER: build_tokenizer(checkpoint.folder, spec.vocab_size),
-        layout.CHAT_TEMPLATE: texts.chat_template(checkpoint),
+        layout.CHAT_TEMPLATE: template,
         layout.METADATA: texts.metadata(**about),
     }
     return [text_payload(role, data) for role, data in found.items() if data]

@@ -150,7 +150,8 @@ class Checkpoint:
     def parts(self) -> list[Path]:
         """The files of the folder that are read, or may be."""
         small = ("config.json", INDEX, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-        return [*(file.path for file in self.files), *(self.folder / n for n in (*small, "chat_template.jinja"))]
+        texts = ("special_tokens_map.json", "chat_template.jinja")
+        return [*(file.path for file in self.files), *(self.folder / n for n in (*small, *texts))]
 
     @property
     def taken(self) -> list[TensorInfo]:

@@ -15,6 +15,8 @@ from .json_file import read_bytes, read_json
 from .layout import MAX_EOS
 from .spec import ModelSpec
 
+TEMPLATE_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+
 
 def special_tokens(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     """{"bos": id or -1, "pad": id or -1, "eos": [ids]}: generation_config.json first, then config.json."""
@@ -61,6 +63,23 @@ def chat_template(checkpoint: Checkpoint) -> bytes | None:
     if not isinstance(template, str):
         raise ConversionError(f"{path}: chat_template must be a string")
     return _utf8(template.encode("utf-8", "surrogatepass"), str(path)) or None
+
+
+def template_tokens(checkpoint: Checkpoint) -> dict[str, str]:
+    """The special tokens that a chat template names (bos_token and the like), as the tokenizer's own settings spell
+    them: config.json's ids need not be the same. Null is the empty text, as it is in a template.
+    """
+    found = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = checkpoint.folder / file
+        for name, value in read_json(path).items() if os.path.lexists(path) else ():
+            if name not in TEMPLATE_TOKENS:
+                continue
+            text = value.get("content") if isinstance(value, dict) else "" if value is None else value
+            if not isinstance(text, str):
+                raise ConversionError(f"{path}: {name} must be a string, not {value!r}")
+            found[name] = text
+    return found
 
 
 def _utf8(data: bytes, where: str) -> bytes:
