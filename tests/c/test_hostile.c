@@ -1,6 +1,6 @@
-/* test_hostile.c: files whose structure is right and whose numbers are not: huge and non-finite weights and shapes, through whole
- * sessions. What fails is named, and leaves no trace in other slots and later calls. A caller's workspace ends where a page
- * that must not be touched begins. */
+/* test_hostile.c: files whose structure is right and whose numbers are not: huge and non-finite weights and shapes, through
+ * whole sessions. What fails is named, and leaves no trace in other slots and later calls. A caller's workspace ends where a
+ * page that must not be touched begins. */
 #include <math.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -124,8 +124,8 @@ static void test_final_norm(void) {
     }
 }
 
-/* Every stage has been through with NaN in all of its rows; then healthy tokens, on the same and on the other slot, and a host's
- * rows to the router. Widths alternate: dense layers, routed and shared experts share buffers. */
+/* Every stage has been through with NaN in all of its rows; then healthy tokens, on the same and on the other slot, and a
+ * host's rows to the router. Widths alternate: dense layers, routed and shared experts share buffers. */
 static void check_no_trace(uint32_t dtype, int32_t kv_dtype) {
     make_spec_t spec = MAKE_SPEC_TINY;
     spec.dtype = dtype, spec.layers = 4, spec.dense_layers = 1, spec.dense_inter = 150, spec.shared = 56, spec.shared_gate = 1;
@@ -163,7 +163,8 @@ static void check_no_trace(uint32_t dtype, int32_t kv_dtype) {
 static void test_padding(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
     spec.biases = 2, spec.qk_norm = COLIBRI_QK_NORM_WIDTH;
-    const uint32_t roles[] = {COLIBRI_ROLE_ATTN_OUT_BIAS, COLIBRI_ROLE_ATTN_NORM, COLIBRI_ROLE_MLP_NORM, COLIBRI_ROLE_ATTN_Q_NORM};
+    const uint32_t roles[] = {COLIBRI_ROLE_ATTN_OUT_BIAS, COLIBRI_ROLE_ATTN_NORM, COLIBRI_ROLE_MLP_NORM,
+                              COLIBRI_ROLE_ATTN_Q_NORM};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         damage_t d = {roles[i], 1, spec.hidden, 128 - spec.hidden, 1000};
         write_damaged(&spec, &d);
