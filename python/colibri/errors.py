@@ -154,6 +154,10 @@ class ConversionError(ColibriError):
     input.
     """
 
+    def __init__(self, message: str) -> None:
+        # It quotes untrusted files: no line breaks, nothing that a terminal obeys or cannot show.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+
 
 ERROR_CLASSES: dict[int, type[ColibriError]] = {
     cls.status: cls

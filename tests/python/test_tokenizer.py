@@ -642,6 +642,39 @@ def test_refusals(bases: dict[str, Any], tmp_path: Path) -> None:
             build(tmp_path / name, tokenizer)
 
 
+STRANGE = [None, -1, 2**40, 1.5, "x", "\ud800", "\x1b", True, [1], [[]], {"a": 1}]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths into a JSON value; of long lists and of the vocabulary only the first entries."""
+    if path:
+        yield path
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys[:2] if path[-1:] in (("vocab",), ("merges",), ("added_tokens",)) else keys:
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["byte", "characters"])
+def test_any_value_anywhere(kind: str, bases: dict[str, Any], tmp_path: Path) -> None:
+    """A payload, or one sentence that can be printed."""
+    base = {"byte": {"pre_tokenizer": byte_level_rule(True), "decoder": byte_level_rule(True)}}
+    changes = base.get(kind, {"pre_tokenizer": None, **SENTENCEPIECE["llama"]})
+    tokenizer = variant(bases[kind], added_tokens=ADDED["attributes"], post_processor=BOTH_SIDES, **changes)
+    vocab = dict(list(tokenizer["model"]["vocab"].items())[:20])
+    tokenizer["model"] |= {"vocab": vocab, "merges": [], "unk_token": None}
+    for path in places(tokenizer):
+        for value in STRANGE:
+            changed = copy.deepcopy(tokenizer)
+            place = changed
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            try:
+                build(tmp_path, changed)
+            except ConversionError as error:
+                assert str(error).isprintable(), path
+
+
 def test_damaged_json(tmp_path: Path) -> None:
     for name, text in {
         "deep": '{"a":' + "[" * 10_000,

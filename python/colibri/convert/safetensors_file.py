@@ -96,8 +96,6 @@ class SafetensorsFile:
         return tensors
 
     def _tensor(self, name: str, entry: Any, base: int, size: int) -> TensorInfo:
-        if not name.isprintable():
-            raise ConversionError(f"{self.path}: the tensor name {name[:80]!r} cannot be printed")
         where = f'{self.path}: tensor "{name}"'
         if not isinstance(entry, dict):
             raise ConversionError(f"{where} is not described by an object")

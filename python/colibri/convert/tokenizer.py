@@ -227,8 +227,10 @@ class _Reader:
             if isinstance(item, dict) and "Sequence" in item:
                 sides.append([])
                 continue
-            name = (item.get("SpecialToken") or {}).get("id") if isinstance(item, dict) else None
-            ids = (known.get(name) or {}).get("ids") if isinstance(name, str) else None
+            part = item.get("SpecialToken") if isinstance(item, dict) else None
+            name = part.get("id") if isinstance(part, dict) else None
+            entry = known.get(name) if isinstance(name, str) else None
+            ids = entry.get("ids") if isinstance(entry, dict) else None
             if not isinstance(ids, list):
                 raise self.fail(f"the post-processor's template has an unknown part {str(item)[:80]}")
             sides[-1] += [self._id(i, f"the post-processor's {name!r}") for i in ids]
@@ -396,6 +398,8 @@ class _Reader:
 
     def _unk(self, model: dict[str, Any], pieces: dict[str, int], byte_ids: list[int]) -> int:
         unk = model.get("unk_token")
+        if unk is not None and not isinstance(unk, str):
+            raise self.fail(f"unk_token must be a string, not {unk!r}")
         if unk is None or unk in pieces:
             return -1 if unk is None else pieces[unk]
         if -1 in byte_ids or (self.kind == Kind.SENTENCEPIECE and Flags.BYTE_FALLBACK not in self.flags):
