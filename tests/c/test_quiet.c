@@ -72,6 +72,7 @@ static int forbid_system_calls(void) {
 }
 
 #define TOKENS 24
+static char path[64]; /* of this process: several may run in one folder */
 
 /* Prompt, then decoding, in all of its calls. */
 static void work(colibri_t *s, float *output, size_t bytes, const float *hidden) {
@@ -99,9 +100,9 @@ static void quiet_child(uint32_t dtype, int32_t outputs) {
     size_t size;
     spec.dtype = dtype;
     uint8_t *file = make_model_file(&spec, &size);
-    CHECK(file && write_model_file("test_quiet.colibri", file, size));
+    CHECK(file && write_model_file(path, file, size));
     colibri_config_t c = COLIBRI_CONFIG_INIT;
-    c.model_path = "test_quiet.colibri";
+    c.model_path = path;
     c.max_batch_size = 2;
     c.max_seq_len = 64;
     c.num_threads = 2;
@@ -139,12 +140,13 @@ static void noisy_child(uint32_t dtype, int32_t outputs) {
 }
 
 int main(void) {
+    snprintf(path, sizeof path, "test_quiet_%d.colibri", (int)getpid());
     int noisy = child_status(noisy_child, 0, 0);
     CHECK(WIFSIGNALED(noisy) || noisy == 0);
     CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_F32, COLIBRI_OUTPUT_LAST), 0);
     CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_Q8, COLIBRI_OUTPUT_LAST), 0);
     CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_Q8, COLIBRI_OUTPUT_ALL), 0);
-    remove("test_quiet.colibri");
+    remove(path);
     return check_report();
 }
 #endif

@@ -9,7 +9,7 @@
 #include "make_file.h"
 
 #define TOKENS 40
-static const char *const path = "test_session.colibri";
+static char path[64]; /* of this process: several may run in one folder */
 
 /* ---- helpers ---- */
 
@@ -659,6 +659,7 @@ static void test_fork(void) {
 }
 
 int main(void) {
+    snprintf(path, sizeof path, "test_session_%d.colibri", (int)getpid());
     test_same_bits();
     test_long_prompt();
     test_large_outputs();
