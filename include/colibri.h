@@ -24,7 +24,8 @@
  * COLIBRI_ERR_ALIGNMENT. Pointers returned by the library stay valid as their comments say and are never freed by the caller.
  *
  * Numbers.  The same file and tokens give the same logits, bit for bit, whatever the number of threads, the batch, the way
- * the prompt was cut into calls, and the instruction set.
+ * the prompt was cut into calls, the instruction set, and the host's floating-point environment (rounding mode, flushing of
+ * subnormals), which the library leaves as it found it.
  *
  * Structs begin with struct_size, set by their _INIT macro to sizeof; fields are only ever appended, and zero always means
  * the default. A larger struct_size than the library knows is accepted if the unknown tail is zero.

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "base/cpu.h"
+#include "base/fpenv.h"
 #include "base/os.h"
 #include "base/status.h"
 #include "base/structs.h"
@@ -148,7 +149,10 @@ colibri_status_t colibri_infer(colibri_t *ctx) {
     if (!ctx->input_ready) return coli_fail(COLIBRI_ERR_STATE, "colibri_infer without new input: call colibri_set_input first");
     uint64_t start = coli_os_now_ns();
     ctx->output_ready = false;
-    if (!coli_forward(ctx)) {
+    uint64_t host = coli_fp_enter();
+    bool done = coli_forward(ctx);
+    coli_fp_leave(host);
+    if (!done) {
         drop_input(ctx);
         return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_infer was cancelled; the slots are as before");
     }
@@ -201,6 +205,13 @@ static bool copy_last_rows(const colibri_t *ctx, float *output, uint64_t width) 
     return true;
 }
 
+static bool compute_rows(colibri_t *ctx, float *output) {
+    uint64_t host = coli_fp_enter();
+    bool done = coli_head_rows(ctx, 0, ctx->output_rows, output);
+    coli_fp_leave(host);
+    return done;
+}
+
 /* Rows of slots whose numbers failed are zero in every output. */
 static void clear_failed_rows(const colibri_t *ctx, float *output, uint64_t width) {
     for (uint32_t i = 0; i < ctx->options.batch; i++) {
@@ -225,7 +236,7 @@ colibri_status_t colibri_get_output(colibri_t *ctx, float *output, size_t bytes)
         return COLIBRI_OK;
     }
     if (ctx->options.outputs == COLIBRI_OUTPUT_HIDDEN) copy_rows(ctx->b.final_hidden, ctx->hidden_stride, output, width, ctx->output_rows);
-    else if (!copy_last_rows(ctx, output, width) && !coli_head_rows(ctx, 0, ctx->output_rows, output))
+    else if (!copy_last_rows(ctx, output, width) && !compute_rows(ctx, output))
         return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_get_output was cancelled; the output can be fetched again");
     clear_failed_rows(ctx, output, width);
     return COLIBRI_OK;
@@ -301,7 +312,9 @@ colibri_status_t colibri_sample(colibri_t *ctx, int32_t slot, const colibri_samp
     if (status) return status;
     if (!ctx->slots[slot].has_logits)
         return coli_fail(COLIBRI_ERR_STATE, "slot %d has no logits to sample from: run colibri_infer with logits as output first", slot);
+    uint64_t host = coli_fp_enter();
     *token = coli_sample(ctx, (uint32_t)slot, &o);
+    coli_fp_leave(host);
     return COLIBRI_OK;
 }
 
@@ -320,7 +333,9 @@ colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer, const float
     colibri_status_t status = unaligned(hidden, "hidden");
     if (!status) status = forked(ctx);
     if (status) return status;
+    uint64_t host = coli_fp_enter();
     int32_t bad = coli_route_rows(ctx, (uint32_t)layer, hidden, (uint32_t)n, expert_ids, weights);
+    coli_fp_leave(host);
     if (bad >= 0) return coli_fail(COLIBRI_ERR_NOT_FINITE, "the router's logits of token %d are NaN or infinite", bad);
     return COLIBRI_OK;
 }

@@ -14,6 +14,7 @@
 
 #include <stdatomic.h>
 
+#include "base/fpenv.h"
 #include "base/os.h"
 #include "base/status.h"
 
@@ -82,6 +83,7 @@ static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
 static void worker_main(void *argument) {
     worker_t *worker = argument;
     coli_pool_t *pool = worker->pool;
+    coli_fp_set(COLI_FP_DEFAULT); /* not what the starting thread had */
     atomic_fetch_add(&pool->arrived, 1);
     coli_os_wake(&pool->arrived, false);
     for (;;) {

@@ -4,6 +4,7 @@
  * the written order of the kernels (or in double over fixed lanes), so the bytes are the same on every machine. */
 #include <stdlib.h>
 
+#include "base/fpenv.h"
 #include "base/math.h"
 #include "base/status.h"
 #include "base/structs.h"
@@ -306,7 +307,7 @@ static void *allocate(packer_t *p) {
     return memory;
 }
 
-colibri_status_t colibri_pack_matrix(colibri_pack_t *pack) {
+static __attribute__((noinline)) colibri_status_t pack_matrix(colibri_pack_t *pack) {
     packer_t p = { .kernels = coli_kernels_select(COLIBRI_ISA_AUTO) };
     colibri_status_t status = coli_struct_in(pack, sizeof p.pack, sizeof p.pack, "colibri_pack_t", &p.pack);
     if (status != COLIBRI_OK || (status = check_kinds(&p.pack)) != COLIBRI_OK) return status;
@@ -323,4 +324,11 @@ colibri_status_t colibri_pack_matrix(colibri_pack_t *pack) {
     pack->squared_error = p.squared_error;
     pack->squared_norm = p.squared_norm;
     return COLIBRI_OK;
+}
+
+colibri_status_t colibri_pack_matrix(colibri_pack_t *pack) {
+    uint64_t host = coli_fp_enter();
+    colibri_status_t status = pack_matrix(pack);
+    coli_fp_leave(host);
+    return status;
 }

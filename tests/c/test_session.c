@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/fpenv.h"
 #include "check.h"
 #include "make_file.h"
 
@@ -606,6 +607,32 @@ static void test_stats(void) {
     colibri_free(s);
 }
 
+/* A host that rounds upward and flushes subnormals gets the same bits, and its own settings back. */
+static void test_float_environment(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q8; dtype += COLIBRI_FILE_Q8) {
+        spec.dtype = dtype;
+        write_spec(&spec);
+        colibri_config_t c = config();
+        c.num_threads = 3;
+        float *expected = run_config(&c, 7);
+        uint64_t usual = coli_fp_get(), odd = usual;
+#if defined(__x86_64__)
+        odd = 0x1F80 | 0x4000 | 0x8000 | 0x0040; /* upward, flush to zero, subnormals are zero */
+#elif defined(__aarch64__)
+        odd = 1u << 22 | 1u << 24;
+#endif
+        coli_fp_set(odd);
+        float *there = run_config(&c, 7);
+        uint64_t after = coli_fp_get();
+        coli_fp_set(usual);
+        CHECK_EQ(after & ~0x3Fu, odd & ~0x3Fu); /* x86: but for the sticky flags of the test's own arithmetic */
+        CHECK(memcmp(there, expected, TOKENS * spec.vocab * sizeof(float)) == 0);
+        free(there);
+        free(expected);
+    }
+}
+
 /* A host's thread with musl's default stack of 128 KiB is enough. */
 static void *whole_life(void *argument) {
     colibri_config_t c = config();
@@ -672,6 +699,7 @@ int main(void) {
     test_sampling();
     test_route();
     test_stats();
+    test_float_environment();
     test_small_stack();
     test_fork();
     remove(path);
