@@ -23,7 +23,9 @@
 #endif
 
 const char *colibri_version(void) { return COLIBRI_VERSION_STRING; }
-const char *colibri_build_info(void) { return "libcolibri " COLIBRI_VERSION_STRING ", " __VERSION__ ", kernels: " BUILD_KERNELS; }
+const char *colibri_build_info(void) {
+    return "libcolibri " COLIBRI_VERSION_STRING ", " __VERSION__ ", kernels: " BUILD_KERNELS;
+}
 const char *colibri_cpu_info(void) { return coli_cpu_text(); }
 
 const char *colibri_isa_name(colibri_isa_t isa) { return coli_isa_name(isa); }
@@ -47,7 +49,8 @@ static colibri_status_t null_argument(const char *function, const char *name) {
 
 static colibri_status_t bad_slot(const colibri_t *ctx, int32_t slot) {
     if (slot >= 0 && (uint32_t)slot < ctx->options.batch) return COLIBRI_OK;
-    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "slot %d does not exist: this session has slots 0 to %u", slot, ctx->options.batch - 1);
+    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "slot %d does not exist: this session has slots 0 to %u", slot,
+                     ctx->options.batch - 1);
 }
 
 static colibri_status_t unaligned(const void *buffer, const char *name) {
@@ -57,7 +60,9 @@ static colibri_status_t unaligned(const void *buffer, const char *name) {
 
 static colibri_status_t forked(const colibri_t *ctx) {
     if (!coli_os_forked(ctx->fork_guard)) return COLIBRI_OK;
-    return coli_fail(COLIBRI_ERR_THREAD, "this session was created before fork() and its threads are in the parent: call colibri_init in the child");
+    return coli_fail(
+        COLIBRI_ERR_THREAD,
+        "this session was created before fork() and its threads are in the parent: call colibri_init in the child");
 }
 
 colibri_status_t colibri_workspace_size(const colibri_config_t *config, size_t *bytes) {
@@ -79,8 +84,8 @@ static colibri_status_t check_slot_input(const colibri_t *ctx, int32_t slot, con
     const coli_slot_t *state = &ctx->slots[slot];
     if (length < 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "lengths[%d] is %d, it must not be negative", slot, length);
     if ((uint64_t)state->length + (uint32_t)length > ctx->options.seq)
-        return coli_fail(COLIBRI_ERR_SLOT_FULL, "slot %d holds %u tokens and cannot take %d more: max_seq_len is %u", slot, state->length, length,
-                         ctx->options.seq);
+        return coli_fail(COLIBRI_ERR_SLOT_FULL, "slot %d holds %u tokens and cannot take %d more: max_seq_len is %u", slot,
+                         state->length, length, ctx->options.seq);
     for (int32_t i = 0; i < length; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= ctx->weights->params->vocab_size)
             return coli_fail(COLIBRI_ERR_TOKEN, "token %d of slot %d is %d, the vocabulary is 0 to %u", i, slot, tokens[i],
@@ -98,7 +103,8 @@ colibri_status_t colibri_set_input(colibri_t *ctx, const int32_t *tokens, const 
     REQUIRE(tokens);
     REQUIRE(lengths);
     if (batch < 1 || (uint32_t)batch > ctx->options.batch)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "batch is %d, this session takes 1 to %u (max_batch_size)", batch, ctx->options.batch);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "batch is %d, this session takes 1 to %u (max_batch_size)", batch,
+                         ctx->options.batch);
     uint64_t total = 0;
     for (int32_t i = 0; i < batch; i++) {
         colibri_status_t status = check_slot_input(ctx, i, tokens + total, lengths[i]);
@@ -162,7 +168,9 @@ colibri_status_t colibri_infer(colibri_t *ctx) {
     ctx->output_ready = true;
     ctx->output_batch = ctx->input_batch;
     if (failed)
-        return coli_fail(COLIBRI_ERR_NOT_FINITE, "%u slot(s), first slot %u, became NaN or infinite: the weights are damaged or overflow", failed, first);
+        return coli_fail(COLIBRI_ERR_NOT_FINITE,
+                         "%u slot(s), first slot %u, became NaN or infinite: the weights are damaged or overflow", failed,
+                         first);
     return COLIBRI_OK;
 }
 
@@ -180,10 +188,12 @@ static uint64_t output_bytes(const colibri_t *ctx) {
 colibri_status_t colibri_output_size(const colibri_t *ctx, size_t *bytes) {
     REQUIRE(ctx);
     REQUIRE(bytes);
-    if (!ctx->output_ready) return coli_fail(COLIBRI_ERR_STATE, "there is no output: call colibri_set_input and colibri_infer first");
+    if (!ctx->output_ready)
+        return coli_fail(COLIBRI_ERR_STATE, "there is no output: call colibri_set_input and colibri_infer first");
     uint64_t need = output_bytes(ctx);
     if (need > SIZE_MAX / 2)
-        return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "the output has %llu bytes, more than can be addressed here: run fewer tokens at once",
+        return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY,
+                         "the output has %llu bytes, more than can be addressed here: run fewer tokens at once",
                          (unsigned long long)need);
     *bytes = (size_t)need;
     return COLIBRI_OK;
@@ -229,13 +239,15 @@ colibri_status_t colibri_get_output(colibri_t *ctx, float *output, size_t bytes)
     if (!status) status = forked(ctx);
     if (status) return status;
     if (bytes < need)
-        return coli_fail(COLIBRI_ERR_BUFFER_TOO_SMALL, "the output buffer has %zu bytes, the latest infer needs %zu", bytes, need);
+        return coli_fail(COLIBRI_ERR_BUFFER_TOO_SMALL, "the output buffer has %zu bytes, the latest infer needs %zu", bytes,
+                         need);
     uint64_t width = output_width(ctx);
     if (ctx->options.outputs == COLIBRI_OUTPUT_LAST) {
         copy_rows(ctx->b.logits, ctx->vocab_stride, output, width, ctx->output_batch);
         return COLIBRI_OK;
     }
-    if (ctx->options.outputs == COLIBRI_OUTPUT_HIDDEN) copy_rows(ctx->b.final_hidden, ctx->hidden_stride, output, width, ctx->output_rows);
+    if (ctx->options.outputs == COLIBRI_OUTPUT_HIDDEN)
+        copy_rows(ctx->b.final_hidden, ctx->hidden_stride, output, width, ctx->output_rows);
     else if (!copy_last_rows(ctx, output, width) && !compute_rows(ctx, output))
         return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_get_output was cancelled; the output can be fetched again");
     clear_failed_rows(ctx, output, width);
@@ -266,7 +278,8 @@ colibri_status_t colibri_truncate(colibri_t *ctx, int32_t slot, int32_t length) 
     colibri_status_t status = bad_slot(ctx, slot);
     if (status) return status;
     if (length < 0 || (uint32_t)length > ctx->slots[slot].length)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "slot %d cannot be truncated to %d tokens: it holds %u", slot, length, ctx->slots[slot].length);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "slot %d cannot be truncated to %d tokens: it holds %u", slot, length,
+                         ctx->slots[slot].length);
     drop_input(ctx);
     forget(ctx, (uint32_t)slot, (uint32_t)length);
     return COLIBRI_OK;
@@ -293,12 +306,17 @@ static bool within(float x, float least, float most) { return x >= least && x <=
 
 static colibri_status_t check_sampling(const colibri_sampling_t *o) {
     const float huge = 3.4e38f;
-    if (!within(o->temperature, 0, huge)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "temperature is %g, it must be between 0 and 3.4e38", (double)o->temperature);
+    if (!within(o->temperature, 0, huge))
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "temperature is %g, it must be between 0 and 3.4e38",
+                         (double)o->temperature);
     if (o->top_k < 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "top_k is %d, it must be 0 (all) or more", o->top_k);
-    if (!within(o->top_p, 0, 1)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "top_p is %g, it must be between 0 and 1", (double)o->top_p);
-    if (!within(o->min_p, 0, 1)) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "min_p is %g, it must be between 0 and 1", (double)o->min_p);
+    if (!within(o->top_p, 0, 1))
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "top_p is %g, it must be between 0 and 1", (double)o->top_p);
+    if (!within(o->min_p, 0, 1))
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "min_p is %g, it must be between 0 and 1", (double)o->min_p);
     if (!within(o->repetition_penalty, 0, huge))
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "repetition_penalty is %g, it must be between 0 (none) and 3.4e38", (double)o->repetition_penalty);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "repetition_penalty is %g, it must be between 0 (none) and 3.4e38",
+                         (double)o->repetition_penalty);
     return COLIBRI_OK;
 }
 
@@ -311,7 +329,8 @@ colibri_status_t colibri_sample(colibri_t *ctx, int32_t slot, const colibri_samp
     if (!status) status = check_sampling(&o);
     if (status) return status;
     if (!ctx->slots[slot].has_logits)
-        return coli_fail(COLIBRI_ERR_STATE, "slot %d has no logits to sample from: run colibri_infer with logits as output first", slot);
+        return coli_fail(COLIBRI_ERR_STATE,
+                         "slot %d has no logits to sample from: run colibri_infer with logits as output first", slot);
     uint64_t host = coli_fp_enter();
     *token = coli_sample(ctx, (uint32_t)slot, &o);
     coli_fp_leave(host);
@@ -320,14 +339,16 @@ colibri_status_t colibri_sample(colibri_t *ctx, int32_t slot, const colibri_samp
 
 /* ---- routing for hosts ---- */
 
-colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, int32_t *expert_ids, float *weights) {
+colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, int32_t *expert_ids,
+                                      float *weights) {
     REQUIRE(ctx);
     REQUIRE(hidden);
     REQUIRE(expert_ids);
     REQUIRE(weights);
     const colibri_file_params *p = ctx->weights->params;
     if (layer < 0 || (uint32_t)layer >= p->num_layers)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d does not exist: the model has layers 0 to %u", layer, p->num_layers - 1);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d does not exist: the model has layers 0 to %u", layer,
+                         p->num_layers - 1);
     if (!ctx->weights->layers[layer].is_moe) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d has no experts", layer);
     if (n < 1) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "n is %d, at least one token is needed", n);
     colibri_status_t status = unaligned(hidden, "hidden");

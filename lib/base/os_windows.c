@@ -16,7 +16,8 @@
 static colibri_status_t map_handle(HANDLE file, const char *path, coli_file_map_t *map) {
     LARGE_INTEGER size;
     if (GetFileType(file) != FILE_TYPE_DISK) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is not a regular file", path);
-    if (!GetFileSizeEx(file, &size)) return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s' (error %lu)", path, GetLastError());
+    if (!GetFileSizeEx(file, &size))
+        return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s' (error %lu)", path, GetLastError());
     if (size.QuadPart <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty; expected a .colibri file", path);
     if ((uint64_t)size.QuadPart > SIZE_MAX / 2)
         return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' is larger than this machine's address space", path);
@@ -97,7 +98,8 @@ int coli_os_num_cores(void) {
     SYSTEM_LOGICAL_PROCESSOR_INFORMATION cores[256];
     DWORD bytes = sizeof cores;
     DWORD_PTR allowed, all;
-    if (!GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all) || !GetLogicalProcessorInformation(cores, &bytes)) return 1;
+    if (!GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all) || !GetLogicalProcessorInformation(cores, &bytes))
+        return 1;
     int count = 0;
     for (DWORD i = 0; i < bytes / sizeof *cores; i++)
         if (cores[i].Relationship == RelationProcessorCore && (cores[i].ProcessorMask & allowed)) count++;

@@ -15,16 +15,18 @@ static colibri_status_t check_size(const void *given, size_t first, size_t known
                          "initialise the struct with its _INIT macro", name, (unsigned)*size, first);
     }
     if (*size > MAX_STRUCT_SIZE) {
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "%s.struct_size is %u, which no version of this struct has; initialise the struct with its _INIT macro",
-                         name, (unsigned)*size);
+        return coli_fail(
+            COLIBRI_ERR_INVALID_ARGUMENT,
+            "%s.struct_size is %u, which no version of this struct has; initialise the struct with its _INIT macro", name,
+            (unsigned)*size);
     }
     const uint8_t *bytes = given;
     for (size_t i = known; i < *size; i++) {
         if (bytes[i] != 0) {
             return coli_fail(COLIBRI_ERR_VERSION,
                              "%s has %u bytes and uses a field at byte %zu that this library (%s, %zu bytes) does not know; "
-                             "use a newer library or leave the field zero", name, (unsigned)*size, i, COLIBRI_VERSION_STRING, known);
+                             "use a newer library or leave the field zero",
+                             name, (unsigned)*size, i, COLIBRI_VERSION_STRING, known);
         }
     }
     return COLIBRI_OK;

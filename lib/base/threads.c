@@ -69,7 +69,8 @@ static bool spin(const coli_pool_t *pool, _Atomic uint32_t *word, uint32_t value
 static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
     uint32_t done = 0, left = atomic_load_explicit(&pool->chunks_left, memory_order_relaxed);
     while (left != 0) {
-        if (!atomic_compare_exchange_weak_explicit(&pool->chunks_left, &left, left - 1, memory_order_acquire, memory_order_relaxed))
+        if (!atomic_compare_exchange_weak_explicit(&pool->chunks_left, &left, left - 1, memory_order_acquire,
+                                                   memory_order_relaxed))
             continue;
         uint32_t begin = (pool->chunks - left) * pool->grain;
         uint32_t end = pool->items - begin > pool->grain ? begin + pool->grain : pool->items;
@@ -162,7 +163,8 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
         worker->number = i + 1;
         if (!coli_os_thread_start(&worker->thread, worker_main, worker)) {
             coli_pool_stop(pool);
-            coli_fail(COLIBRI_ERR_THREAD, "the system refused to start thread %u of %u; ask for fewer (num_threads)", i + 2, num_threads);
+            coli_fail(COLIBRI_ERR_THREAD, "the system refused to start thread %u of %u; ask for fewer (num_threads)", i + 2,
+                      num_threads);
             return NULL;
         }
         pool->num_started++;

@@ -61,7 +61,8 @@ static void norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t t
     uint64_t width = s->hidden_stride;
     for (uint32_t t = begin; t < end; t++) {
         float *normed = s->b.normed + t * width;
-        s->kernels->rms_norm(s->b.hidden + t * width, work->layer->attn_norm, normed, (uint32_t)width, p->hidden_size, p->rms_norm_eps);
+        s->kernels->rms_norm(s->b.hidden + t * width, work->layer->attn_norm, normed, (uint32_t)width, p->hidden_size,
+                             p->rms_norm_eps);
         if (work->layer->qkv.dtype == COLIBRI_FILE_Q8)
             coli_act_row(s->kernels, normed, (uint32_t)width, coli_thread_scratch(s, thread), t, &s->b.act_other, NULL);
     }
@@ -114,7 +115,8 @@ static void attend_items(void *argument, uint32_t begin, uint32_t end, uint32_t 
         coli_token_t token = s->b.tokens[t];
         uint32_t window = work->layer->window, seen = token.position + 1;
         float *out = s->b.attended + t * out_stride + (uint64_t)head * group * dim;
-        memcpy(out, s->b.qkv + (uint64_t)t * s->qkv_stride + (uint64_t)head * group * dim, (uint64_t)group * dim * sizeof(float));
+        memcpy(out, s->b.qkv + (uint64_t)t * s->qkv_stride + (uint64_t)head * group * dim,
+               (uint64_t)group * dim * sizeof(float));
         coli_attention_t call = {
             .k_cache = coli_kvcache_keys(&s->kv, work->index, token.slot, head),
             .v_cache = coli_kvcache_values(&s->kv, work->index, token.slot, head),
@@ -130,7 +132,8 @@ static void requantize_tokens(void *argument, uint32_t begin, uint32_t end, uint
     colibri_t *s = work->s;
     uint32_t width = coli_pad_k(s->weights->q_rows);
     for (uint32_t t = begin; t < end; t++)
-        coli_act_row(s->kernels, s->b.attended + (uint64_t)t * width, width, coli_thread_scratch(s, thread), t, &s->b.act_out, NULL);
+        coli_act_row(s->kernels, s->b.attended + (uint64_t)t * width, width, coli_thread_scratch(s, thread), t, &s->b.act_out,
+                     NULL);
 }
 
 static void residual_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {

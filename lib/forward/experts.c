@@ -42,7 +42,8 @@ static mlp_job_t job_of(const mlp_set_t *set, uint32_t index) {
 
 static void count_compute(const mlp_set_t *set, const mlp_job_t *job, uint64_t since) {
     if (!set->single)
-        atomic_fetch_add_explicit(&set->s->counters.expert_compute_ns[job->expert], coli_os_now_ns() - since, memory_order_relaxed);
+        atomic_fetch_add_explicit(&set->s->counters.expert_compute_ns[job->expert], coli_os_now_ns() - since,
+                                  memory_order_relaxed);
 }
 
 /* ---- gate, up and SiLU: block pairs of one MLP over tiles of its tokens ---- */
@@ -52,9 +53,17 @@ static void gate_up_tile(const mlp_set_t *set, const mlp_job_t *job, uint32_t pa
     const coli_kernels_t *kernels = set->s->kernels;
     const coli_matrix_t *m = &job->mlp.gate_up;
     uint32_t width = pairs * 2 * COLIBRI_TILE_ROWS, padded = coli_pad_rows(job->mlp.intermediate);
-    coli_matmul_t call = {.w = m->tiles + 2 * pair * m->block_bytes, .w_scale = m->scale ? m->scale + 2 * pair * COLIBRI_TILE_ROWS : NULL,
-                          .block_bytes = m->block_bytes, .n_blocks = 2 * pairs, .k = coli_pad_k(m->k), .x = &set->x,
-                          .rows = job->tokens ? job->tokens + row : NULL, .first_row = row, .n_tokens = rows, .y = scratch, .y_stride = width};
+    coli_matmul_t call = {.w = m->tiles + 2 * pair * m->block_bytes,
+                          .w_scale = m->scale ? m->scale + 2 * pair * COLIBRI_TILE_ROWS : NULL,
+                          .block_bytes = m->block_bytes,
+                          .n_blocks = 2 * pairs,
+                          .k = coli_pad_k(m->k),
+                          .x = &set->x,
+                          .rows = job->tokens ? job->tokens + row : NULL,
+                          .first_row = row,
+                          .n_tokens = rows,
+                          .y = scratch,
+                          .y_stride = width};
     kernels->matmul[m->dtype](&call);
     for (uint32_t r = 0; r < rows; r++) {
         float *inner = set->s->b.inner + (uint64_t)(job->first + row + r) * set->inner_stride;
@@ -96,9 +105,14 @@ static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
         const coli_matrix_t *m = &job.mlp.down;
         uint32_t block = item % set->parts * set->grain, all = coli_pad_rows(m->rows) / COLIBRI_TILE_ROWS;
         coli_act_t x = coli_act_choose(m->dtype, &set->inner, set->s->b.inner, set->inner_stride);
-        coli_matmul_t call = {.w = m->tiles + block * m->block_bytes, .w_scale = m->scale ? m->scale + block * COLIBRI_TILE_ROWS : NULL,
-                              .block_bytes = m->block_bytes, .n_blocks = COLI_MIN(set->grain, all - block), .k = coli_pad_k(m->k),
-                              .x = &x, .first_row = job.first, .n_tokens = job.count,
+        coli_matmul_t call = {.w = m->tiles + block * m->block_bytes,
+                              .w_scale = m->scale ? m->scale + block * COLIBRI_TILE_ROWS : NULL,
+                              .block_bytes = m->block_bytes,
+                              .n_blocks = COLI_MIN(set->grain, all - block),
+                              .k = coli_pad_k(m->k),
+                              .x = &x,
+                              .first_row = job.first,
+                              .n_tokens = job.count,
                               .y = set->out + (uint64_t)job.first * set->s->hidden_stride + block * COLIBRI_TILE_ROWS,
                               .y_stride = set->s->hidden_stride};
         set->s->kernels->matmul[m->dtype](&call);
@@ -118,7 +132,8 @@ static void run_set(mlp_set_t *set) {
     coli_mlp_t mlp = job_of(set, 0).mlp;
     set->inner_stride = coli_pad_k(mlp.intermediate);
     set->inner.stride = set->inner_stride;
-    run_parts(set, gate_up_items, coli_pad_rows(mlp.intermediate) / COLIBRI_TILE_ROWS, 2 * mlp.gate_up.block_bytes, COLI_PAIR_TILE);
+    run_parts(set, gate_up_items, coli_pad_rows(mlp.intermediate) / COLIBRI_TILE_ROWS, 2 * mlp.gate_up.block_bytes,
+              COLI_PAIR_TILE);
     if (mlp.down.dtype == COLIBRI_FILE_Q8) coli_pool_run(set->s->pool, requantize_rows, set, set->n_rows, 4);
     uint32_t blocks = coli_pad_rows(mlp.down.rows) / COLIBRI_TILE_ROWS;
     run_parts(set, down_items, blocks, mlp.down.block_bytes, blocks);
@@ -175,7 +190,8 @@ static void norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t t
     bool routed = layer->is_moe && layer->expert_dtype == COLIBRI_FILE_Q8;
     for (uint32_t t = begin; t < end; t++) {
         float *normed = s->b.normed + (uint64_t)t * width;
-        s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, layer->mlp_norm, normed, width, p->hidden_size, p->rms_norm_eps);
+        s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, layer->mlp_norm, normed, width, p->hidden_size,
+                             p->rms_norm_eps);
         if (other || routed)
             coli_act_row(s->kernels, normed, width, coli_thread_scratch(s, thread), t, other ? &s->b.act_other : NULL,
                          routed ? &s->b.act_expert : NULL);
@@ -207,7 +223,8 @@ static void dense_residual_tokens(void *argument, uint32_t begin, uint32_t end, 
     colibri_t *s = ((const token_work_t *)argument)->s;
     uint32_t width = s->hidden_stride;
     for (uint32_t t = begin; t < end; t++)
-        s->kernels->axpy(s->weights->params->residual_scale, s->b.projected + (uint64_t)t * width, s->b.hidden + (uint64_t)t * width, width);
+        s->kernels->axpy(s->weights->params->residual_scale, s->b.projected + (uint64_t)t * width,
+                         s->b.hidden + (uint64_t)t * width, width);
 }
 
 static float sigmoid(float x) { return 1.0f / (1.0f + coli_expf(-x)); }
@@ -223,7 +240,8 @@ static void shared_gate_tokens(void *argument, uint32_t begin, uint32_t end, uin
     coli_matmul_t call = {.w = m->tiles, .block_bytes = m->block_bytes, .n_blocks = 1, .k = coli_pad_k(m->k), .x = &x,
                           .first_row = begin, .n_tokens = end - begin, .y = gate, .y_stride = COLIBRI_TILE_ROWS};
     s->kernels->matmul[COLIBRI_FILE_F32](&call);
-    for (uint32_t t = 0; t < end - begin; t++) gate[(uint64_t)t * COLIBRI_TILE_ROWS] = sigmoid(gate[(uint64_t)t * COLIBRI_TILE_ROWS]);
+    for (uint32_t t = 0; t < end - begin; t++)
+        gate[(uint64_t)t * COLIBRI_TILE_ROWS] = sigmoid(gate[(uint64_t)t * COLIBRI_TILE_ROWS]);
 }
 
 static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge_ns) {
@@ -242,7 +260,8 @@ static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge
 }
 
 static void run_single(colibri_t *s, uint32_t layer, const coli_mlp_t *mlp, uint32_t n) {
-    mlp_set_t set = {.s = s, .layer = layer, .single = mlp, .n_mlps = 1, .n_rows = n, .out = s->b.projected, .inner = s->b.act_inner};
+    mlp_set_t set = {
+        .s = s, .layer = layer, .single = mlp, .n_mlps = 1, .n_rows = n, .out = s->b.projected, .inner = s->b.act_inner};
     set.inner.bits = s->options.other_bits;
     set.x = coli_act_choose(mlp->gate_up.dtype, &s->b.act_other, s->b.normed, s->hidden_stride);
     run_set(&set);
@@ -250,7 +269,11 @@ static void run_single(colibri_t *s, uint32_t layer, const coli_mlp_t *mlp, uint
 }
 
 static void run_routed(colibri_t *s, uint32_t index, const coli_layer_t *layer, uint32_t n) {
-    mlp_set_t set = {.s = s, .layer = index, .n_mlps = s->b.moe.n_active, .n_rows = n * s->options.top_k, .out = s->b.expert_out,
+    mlp_set_t set = {.s = s,
+                     .layer = index,
+                     .n_mlps = s->b.moe.n_active,
+                     .n_rows = n * s->options.top_k,
+                     .out = s->b.expert_out,
                      .inner = s->b.act_inner};
     set.inner.bits = s->options.expert_bits;
     set.x = coli_act_choose(layer->expert_dtype, &s->b.act_expert, s->b.normed, s->hidden_stride);

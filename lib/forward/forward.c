@@ -21,7 +21,8 @@
 #include "forward/project.h"
 
 bool coli_take_cancel(colibri_t *s) {
-    return atomic_load_explicit(&s->cancel, memory_order_relaxed) && atomic_exchange_explicit(&s->cancel, 0, memory_order_relaxed);
+    return atomic_load_explicit(&s->cancel, memory_order_relaxed) &&
+           atomic_exchange_explicit(&s->cancel, 0, memory_order_relaxed);
 }
 
 static bool not_finite(float x) { return x - x != 0; }
@@ -60,8 +61,8 @@ static bool is_last_of_slot(const colibri_t *s, coli_token_t token) {
     return token.position + 1 == s->slots[token.slot].length + s->slots[token.slot].pending;
 }
 
-/* A NaN or infinity anywhere in a token's layers stays in its residual stream, so a look at the norm's input finds it; a look at
- * its output finds one of the norm's own. Both are looks at a sum of squares. */
+/* A NaN or infinity anywhere in a token's layers stays in its residual stream, so a look at the norm's input finds it; a look
+ * at its output finds one of the norm's own. Both are looks at a sum of squares. */
 static void final_norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
     const final_work_t *work = argument;
     colibri_t *s = work->s;
@@ -72,10 +73,11 @@ static void final_norm_tokens(void *argument, uint32_t begin, uint32_t end, uint
         float *row = coli_thread_scratch(s, thread);
         if (every) row = s->b.final_hidden + (uint64_t)(work->first_row + t) * s->hidden_stride;
         else if (is_last_of_slot(s, token)) row = s->b.final_hidden + (uint64_t)token.slot * s->hidden_stride;
-        float squares = s->kernels->rms_norm(s->b.hidden + (uint64_t)t * s->hidden_stride, s->weights->final_norm, row, s->hidden_stride,
-                                             p->hidden_size, p->rms_norm_eps);
+        float squares = s->kernels->rms_norm(s->b.hidden + (uint64_t)t * s->hidden_stride, s->weights->final_norm, row,
+                                             s->hidden_stride, p->hidden_size, p->rms_norm_eps);
         float normed_squares = s->kernels->rms_norm(row, NULL, NULL, s->hidden_stride, p->hidden_size, p->rms_norm_eps);
-        if (not_finite(squares) || not_finite(normed_squares)) __atomic_store_n(&s->b.slot_failed[token.slot], 1, __ATOMIC_RELAXED);
+        if (not_finite(squares) || not_finite(normed_squares))
+            __atomic_store_n(&s->b.slot_failed[token.slot], 1, __ATOMIC_RELAXED);
     }
 }
 
@@ -96,8 +98,8 @@ static void head_quantize(void *argument, uint32_t begin, uint32_t end, uint32_t
     colibri_t *s = work->s;
     for (uint32_t i = begin; i < end; i++) {
         uint32_t row = work->rows ? work->rows[work->begin + i] : work->first + work->begin + i;
-        coli_act_row(s->kernels, s->b.final_hidden + (uint64_t)row * s->hidden_stride, s->hidden_stride, coli_thread_scratch(s, thread), i,
-                     &s->b.act_other, NULL);
+        coli_act_row(s->kernels, s->b.final_hidden + (uint64_t)row * s->hidden_stride, s->hidden_stride,
+                     coli_thread_scratch(s, thread), i, &s->b.act_other, NULL);
     }
 }
 
@@ -107,8 +109,15 @@ static void head_tile(const head_work_t *work, uint32_t block, uint32_t blocks, 
     uint32_t width = blocks * COLIBRI_TILE_ROWS, column = block * COLIBRI_TILE_ROWS;
     coli_act_t x = coli_act_choose(m->dtype, &s->b.act_other, s->b.final_hidden, s->hidden_stride);
     bool quantised = m->dtype == COLIBRI_FILE_Q8;
-    coli_matmul_t call = {.w = m->tiles + block * m->block_bytes, .w_scale = m->scale ? m->scale + column : NULL, .block_bytes = m->block_bytes,
-                          .n_blocks = blocks, .k = coli_pad_k(m->k), .x = &x, .n_tokens = count, .y = scratch, .y_stride = width,
+    coli_matmul_t call = {.w = m->tiles + block * m->block_bytes,
+                          .w_scale = m->scale ? m->scale + column : NULL,
+                          .block_bytes = m->block_bytes,
+                          .n_blocks = blocks,
+                          .k = coli_pad_k(m->k),
+                          .x = &x,
+                          .n_tokens = count,
+                          .y = scratch,
+                          .y_stride = width,
                           .rows = quantised || !work->rows ? NULL : work->rows + work->begin + i,
                           .first_row = quantised ? i : work->first + work->begin + i};
     s->kernels->matmul[m->dtype](&call);
@@ -127,11 +136,13 @@ static void head_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
     for (uint32_t item = begin; item < end; item++) {
         uint32_t block = item * COLI_HEAD_TILE;
         for (uint32_t i = 0; i < n; i += COLI_TOKEN_TILE)
-            head_tile(work, block, COLI_MIN(COLI_HEAD_TILE, all - block), i, COLI_MIN(COLI_TOKEN_TILE, n - i), coli_thread_scratch(work->s, thread));
+            head_tile(work, block, COLI_MIN(COLI_HEAD_TILE, all - block), i, COLI_MIN(COLI_TOKEN_TILE, n - i),
+                      coli_thread_scratch(work->s, thread));
     }
 }
 
-/* All rows of the work, as many at a time as act_other holds. Only work that leaves the slots alone may be cancelled on the way. */
+/* All rows of the work, as many at a time as act_other holds. Only work that leaves the slots alone may be cancelled on the
+ * way. */
 static bool run_head(head_work_t *work) {
     colibri_t *s = work->s;
     const coli_matrix_t *m = &s->weights->head;
@@ -149,7 +160,8 @@ static bool run_head(head_work_t *work) {
 }
 
 bool coli_head_rows(colibri_t *s, uint32_t first, uint32_t n, float *out) {
-    head_work_t work = {.s = s, .first = first, .n = n, .out = out, .out_stride = s->weights->params->vocab_size, .may_cancel = true};
+    head_work_t work = {
+        .s = s, .first = first, .n = n, .out = out, .out_stride = s->weights->params->vocab_size, .may_cancel = true};
     return run_head(&work);
 }
 
@@ -162,7 +174,11 @@ static bool head_last(colibri_t *s) {
         row += s->slots[slot].pending;
         if (s->options.outputs == COLIBRI_OUTPUT_LAST) s->b.active_slots[n++] = slot;
         else {
-            head_work_t work = {.s = s, .first = row - 1, .n = 1, .out = s->b.logits + (uint64_t)slot * s->vocab_stride, .out_stride = s->vocab_stride};
+            head_work_t work = {.s = s,
+                                .first = row - 1,
+                                .n = 1,
+                                .out = s->b.logits + (uint64_t)slot * s->vocab_stride,
+                                .out_stride = s->vocab_stride};
             run_head(&work);
         }
     }

@@ -33,7 +33,8 @@ uint8_t *coli_kvcache_values(const coli_kvcache_t *kv, uint32_t layer, uint32_t 
     return kv->values + head_offset(kv, layer, slot, head);
 }
 
-static void put_f32(const coli_kvcache_t *kv, uint8_t *keys, uint8_t *values, uint32_t position, const float *k, const float *v) {
+static void put_f32(const coli_kvcache_t *kv, uint8_t *keys, uint8_t *values, uint32_t position, const float *k,
+                    const float *v) {
     uint32_t dim = kv->head_dim;
     float *column = (float *)keys + (uint64_t)(position / KEY_BLOCK) * dim * KEY_BLOCK + position % KEY_BLOCK;
     for (uint32_t d = 0; d < dim; d++) column[d * KEY_BLOCK] = k[d];

@@ -95,7 +95,8 @@ void coli_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_options_
     plan_inner(arena, p, o, s);
     b->thread_scratch = coli_arena_take(arena, o->threads * s->thread_stride, sizeof(float));
     b->history = coli_arena_take(arena, history, sizeof(int32_t));
-    b->final_hidden = coli_arena_take(arena, (o->outputs == COLIBRI_OUTPUT_LAST ? o->batch : history) * s->hidden_stride, sizeof(float));
+    b->final_hidden =
+        coli_arena_take(arena, (o->outputs == COLIBRI_OUTPUT_LAST ? o->batch : history) * s->hidden_stride, sizeof(float));
     b->logits = coli_arena_take(arena, (uint64_t)o->batch * s->vocab_stride, sizeof(float));
     b->sample_ids = coli_arena_take(arena, p->vocab_size, sizeof(uint32_t));
     b->sample_values = coli_arena_take(arena, p->vocab_size, sizeof(float));

@@ -49,7 +49,16 @@ static void project_blocks(void *argument, uint32_t begin, uint32_t end, uint32_
 
 void coli_project(colibri_t *s, const coli_matrix_t *m, const coli_act_t *x, uint32_t n, float *y, uint64_t y_stride) {
     uint32_t blocks = coli_pad_rows(m->rows) / COLIBRI_TILE_ROWS;
-    project_work_t work = {s->kernels, m, {.w = m->tiles, .w_scale = m->scale, .block_bytes = m->block_bytes, .n_blocks = blocks,
-                                           .k = coli_pad_k(m->k), .x = x, .n_tokens = n, .y = y, .y_stride = y_stride}};
+    project_work_t work = {s->kernels,
+                           m,
+                           {.w = m->tiles,
+                            .w_scale = m->scale,
+                            .block_bytes = m->block_bytes,
+                            .n_blocks = blocks,
+                            .k = coli_pad_k(m->k),
+                            .x = x,
+                            .n_tokens = n,
+                            .y = y,
+                            .y_stride = y_stride}};
     coli_pool_run(s->pool, project_blocks, &work, blocks, coli_block_grain(m->block_bytes, blocks));
 }

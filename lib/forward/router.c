@@ -44,9 +44,15 @@ static void route_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t 
     const coli_matrix_t *m = &work->layer->router;
     uint32_t k = s->options.top_k, stride = coli_pad_rows(m->rows);
     coli_act_t x = {.stride = s->hidden_stride, .f32 = s->b.normed};
-    coli_matmul_t call = {.w = m->tiles, .block_bytes = m->block_bytes, .n_blocks = stride / COLIBRI_TILE_ROWS, .k = coli_pad_k(m->k),
-                          .x = &x, .first_row = begin, .n_tokens = end - begin,
-                          .y = s->b.router_logits + (uint64_t)begin * stride, .y_stride = stride};
+    coli_matmul_t call = {.w = m->tiles,
+                          .block_bytes = m->block_bytes,
+                          .n_blocks = stride / COLIBRI_TILE_ROWS,
+                          .k = coli_pad_k(m->k),
+                          .x = &x,
+                          .first_row = begin,
+                          .n_tokens = end - begin,
+                          .y = s->b.router_logits + (uint64_t)begin * stride,
+                          .y_stride = stride};
     s->kernels->matmul[COLIBRI_FILE_F32](&call);
     for (uint32_t t = begin; t < end; t++)
         coli_route(s->weights->params, k, s->b.router_logits + (uint64_t)t * stride, s->b.route_ids + (uint64_t)t * k,

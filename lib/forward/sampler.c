@@ -1,6 +1,6 @@
-/* sampler.c: penalty, temperature, top-k, top-p (Holtzman et al., arXiv 1904.09751), min-p (arXiv 2407.01082), then one draw whose
- * random number is a function of (seed, position) alone. Candidates come from a heap, so only
- * as much is sorted as is kept. Same bits everywhere: coli_expf, and sums in one order. */
+/* sampler.c: penalty, temperature, top-k, top-p (Holtzman et al., arXiv 1904.09751), min-p (arXiv 2407.01082), then one draw
+ * whose random number is a function of (seed, position) alone. Candidates come from a heap, so only as much is sorted as is
+ * kept. Same bits everywhere: coli_expf, and sums in one order. */
 #include "forward/sampler.h"
 
 #include "base/math.h"
@@ -66,7 +66,9 @@ static uint32_t nth(candidates_t *c, uint32_t i) {
     return c->ids[c->vocab - 1 - i];
 }
 
-static float weight(const candidates_t *c, uint32_t id) { return coli_expf(c->values[id] - c->most); } /* relative to the best */
+static float weight(const candidates_t *c, uint32_t id) {
+    return coli_expf(c->values[id] - c->most);
+} /* relative to the best */
 
 /* ---- sampling ---- */
 

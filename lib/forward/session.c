@@ -19,19 +19,23 @@
 
 static colibri_status_t in_range(const char *name, int64_t value, int64_t least, int64_t most) {
     if (value >= least && value <= most) return COLIBRI_OK;
-    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.%s is %lld, allowed are %lld to %lld", name, (long long)value, (long long)least,
-                     (long long)most);
+    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.%s is %lld, allowed are %lld to %lld", name, (long long)value,
+                     (long long)least, (long long)most);
 }
 
 /* Fields that later versions will use: a setting that is not honoured is an error, not a silence. */
 static colibri_status_t check_unsupported(const colibri_config_t *c) {
     if (c->device_id != 0)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.device_id is %d, but this library runs on the CPU: set 0", c->device_id);
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.device_id is %d, but this library runs on the CPU: set 0",
+                         c->device_id);
     if (c->expert_cache_size != 0)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.expert_cache_size is not supported in this version: experts are mapped, set 0");
-    if (c->hugepage_size != 0) return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.hugepage_size is not supported in this version: set 0");
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED,
+                         "config.expert_cache_size is not supported in this version: experts are mapped, set 0");
+    if (c->hugepage_size != 0)
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.hugepage_size is not supported in this version: set 0");
     if (c->numa_policy && strcmp(c->numa_policy, "none") != 0)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.numa_policy \"%.64s\" is not supported in this version: use \"none\"", c->numa_policy);
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.numa_policy \"%.64s\" is not supported in this version: use \"none\"",
+                         c->numa_policy);
     if (c->load_balancing_strategy != 0)
         return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.load_balancing_strategy %d is not supported in this version: set 0",
                          c->load_balancing_strategy);
@@ -50,9 +54,11 @@ static colibri_status_t check_ranges(const colibri_config_t *c) {
         if (status) return status;
     }
     if (c->kv_dtype != 0 && c->kv_dtype != COLIBRI_DTYPE_F32 && c->kv_dtype != COLIBRI_DTYPE_F16)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.kv_dtype is %d, allowed are 0, COLIBRI_DTYPE_F32 and COLIBRI_DTYPE_F16", c->kv_dtype);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "config.kv_dtype is %d, allowed are 0, COLIBRI_DTYPE_F32 and COLIBRI_DTYPE_F16", c->kv_dtype);
     if (c->activation_bits != 0 && c->activation_bits != 8 && c->activation_bits != 16)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.activation_bits is %d, allowed are 0, 8 and 16", c->activation_bits);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.activation_bits is %d, allowed are 0, 8 and 16",
+                         c->activation_bits);
     return COLIBRI_OK;
 }
 
@@ -61,16 +67,19 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
     const colibri_file_params *p = model->weights.params;
     uint32_t file_dtype = model->directory.header->dtype;
     if (c->dtype != 0 && (uint32_t)c->dtype != file_dtype + 1)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.dtype is %d (%s) but %s holds %s: convert the model to the type you want, or set 0",
-                         c->dtype, dtypes[c->dtype], model->path, dtypes[file_dtype + 1]);
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED,
+                         "config.dtype is %d (%s) but %s holds %s: convert the model to the type you want, or set 0", c->dtype,
+                         dtypes[c->dtype], model->path, dtypes[file_dtype + 1]);
     if ((uint32_t)c->top_k > p->num_experts)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.top_k is %d but the model has %u experts a layer (top_k is experts per token)",
-                         c->top_k, p->num_experts);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "config.top_k is %d but the model has %u experts a layer (top_k is experts per token)", c->top_k,
+                         p->num_experts);
     o->batch = c->max_batch_size ? (uint32_t)c->max_batch_size : 1;
     o->seq = c->max_seq_len ? (uint32_t)c->max_seq_len : COLI_MIN(p->max_position, DEFAULT_MAX_SEQ);
     o->threads = c->num_threads ? (uint32_t)c->num_threads : (uint32_t)COLI_MIN(coli_os_num_cores(), COLI_MAX_THREADS);
     o->top_k = c->top_k ? (uint32_t)c->top_k : p->top_k;
-    o->chunk = (uint32_t)COLI_MIN(c->max_chunk_tokens ? (uint64_t)c->max_chunk_tokens : DEFAULT_CHUNK, (uint64_t)o->batch * o->seq);
+    o->chunk =
+        (uint32_t)COLI_MIN(c->max_chunk_tokens ? (uint64_t)c->max_chunk_tokens : DEFAULT_CHUNK, (uint64_t)o->batch * o->seq);
     o->outputs = (uint32_t)c->outputs;
     o->kv_f16 = c->kv_dtype ? c->kv_dtype == COLIBRI_DTYPE_F16 : file_dtype != COLIBRI_FILE_F32;
     o->expert_bits = c->activation_bits ? (uint32_t)c->activation_bits : 8;
@@ -80,7 +89,8 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
 }
 
 /* Everything of a config that can be checked and decided: the model is opened or retained. */
-static colibri_status_t prepare(const colibri_config_t *given, colibri_config_t *c, colibri_model_t **model, coli_options_t *o) {
+static colibri_status_t prepare(const colibri_config_t *given, colibri_config_t *c, colibri_model_t **model,
+                                coli_options_t *o) {
     colibri_status_t status = coli_struct_in(given, sizeof(colibri_config_t), sizeof *c, "colibri_config_t", c);
     if (!status) status = check_unsupported(c);
     if (!status) status = check_ranges(c);
@@ -110,7 +120,8 @@ static colibri_status_t needed_bytes(const coli_weights_t *weights, const coli_o
     lay_out(&arena, weights, o, &counting);
     *bytes = arena.used;
     if (arena.overflow || arena.used > SIZE_MAX / 2)
-        return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "max_batch_size %u and max_seq_len %u need more memory than can be addressed", o->batch, o->seq);
+        return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY,
+                         "max_batch_size %u and max_seq_len %u need more memory than can be addressed", o->batch, o->seq);
     return COLIBRI_OK;
 }
 
@@ -132,10 +143,13 @@ static colibri_status_t take_memory(const colibri_config_t *c, uint64_t need, ui
     *own = NULL;
     *memory = c->workspace;
     if (!c->workspace && c->workspace_size)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.workspace_size is %zu but config.workspace is NULL", c->workspace_size);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.workspace_size is %zu but config.workspace is NULL",
+                         c->workspace_size);
     if (!c->workspace) {
         *own = *memory = coli_os_alloc(need);
-        if (!*memory) return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "the system refused %llu bytes for the workspace", (unsigned long long)need);
+        if (!*memory)
+            return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "the system refused %llu bytes for the workspace",
+                             (unsigned long long)need);
         return COLIBRI_OK;
     }
     if ((uintptr_t)c->workspace % COLI_ALIGN)
@@ -163,9 +177,9 @@ static colibri_status_t start(colibri_t *s, const coli_kernels_t *kernels, colib
 static void log_session(const colibri_config_t *c, const colibri_t *s) {
     char line[256];
     if (!c->log) return;
-    snprintf(line, sizeof line, "%s: %s kernels, %u threads, %u slots of %u tokens, workspace %.1f MB (KV cache %.1f MB)", s->model->path,
-                     s->kernels->name, s->options.threads, s->options.batch, s->options.seq, (double)s->memory_bytes / 1e6,
-                     (double)coli_kvcache_bytes(&s->kv, s->weights->params->num_layers) / 1e6);
+    snprintf(line, sizeof line, "%s: %s kernels, %u threads, %u slots of %u tokens, workspace %.1f MB (KV cache %.1f MB)",
+             s->model->path, s->kernels->name, s->options.threads, s->options.batch, s->options.seq,
+             (double)s->memory_bytes / 1e6, (double)coli_kvcache_bytes(&s->kv, s->weights->params->num_layers) / 1e6);
     c->log(COLIBRI_LOG_INFO, line, c->log_user_data);
     if (s->options.seq > s->weights->params->max_position) {
         snprintf(line, sizeof line, "max_seq_len %u exceeds the %u positions this model was made for", s->options.seq,
@@ -174,10 +188,12 @@ static void log_session(const colibri_config_t *c, const colibri_t *s) {
     }
 }
 
-static colibri_status_t create(const colibri_config_t *c, colibri_model_t *model, const coli_options_t *o, colibri_t **session) {
+static colibri_status_t create(const colibri_config_t *c, colibri_model_t *model, const coli_options_t *o,
+                               colibri_t **session) {
     const coli_kernels_t *kernels = coli_kernels_select(o->isa);
     if (!kernels)
-        return coli_fail(COLIBRI_ERR_ISA, "the instruction set \"%s\" is not usable here (found: %s)", coli_isa_name(o->isa), coli_cpu_text());
+        return coli_fail(COLIBRI_ERR_ISA, "the instruction set \"%s\" is not usable here (found: %s)", coli_isa_name(o->isa),
+                         coli_cpu_text());
     uint64_t need;
     uint8_t *memory;
     void *own;

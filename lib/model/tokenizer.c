@@ -30,13 +30,14 @@ static colibri_status_t check_header(const uint8_t *payload, uint64_t size, uint
     if ((uintptr_t)payload % 8 != 0) return bad("it is not aligned to 8 bytes", (uintptr_t)payload % 8);
     if (size < sizeof *h || memcmp(h->magic, COLI_TOK_MAGIC, 4) != 0) return bad("it does not begin as a tokenizer does", size);
     if (h->version != COLI_TOK_VERSION) {
-        return coli_fail(COLIBRI_ERR_VERSION, "the file's tokenizer has version %u, this library reads %u", (unsigned)h->version,
-                         COLI_TOK_VERSION);
+        return coli_fail(COLIBRI_ERR_VERSION, "the file's tokenizer has version %u, this library reads %u",
+                         (unsigned)h->version, COLI_TOK_VERSION);
     }
     if (h->size != size) return bad("its size differs from the directory's", h->size);
     if (h->kind != COLI_TOK_SENTENCEPIECE && h->kind != COLI_TOK_BYTE_LEVEL) return bad("unknown kind", h->kind);
     if (h->flags & ~(uint32_t)COLI_TOK_ALL_FLAGS) return bad("unknown flags", h->flags);
-    if (h->num_ids > vocab_size || h->num_ids > INT32_MAX) return bad("it has more ids than the model's vocabulary", h->num_ids);
+    if (h->num_ids > vocab_size || h->num_ids > INT32_MAX)
+        return bad("it has more ids than the model's vocabulary", h->num_ids);
     if (h->unk_id < -1 || (h->unk_id >= 0 && (uint32_t)h->unk_id >= h->num_ids)) return bad("unk_id", (uint32_t)h->unk_id);
     if (h->max_probe > COLI_TOK_MAX_PROBE) return bad("max_probe", h->max_probe);
     for (int i = 0; i < 12; i++) {
@@ -44,7 +45,8 @@ static colibri_status_t check_header(const uint8_t *payload, uint64_t size, uint
     }
     for (int i = 0; i < COLI_TOK_NUM_SECTIONS; i++) {
         coli_tok_section section = h->sections[i];
-        if (section.offset % 8 != 0 || section.offset > size || (uint64_t)section.count * section_sizes[i] > size - section.offset) {
+        if (section.offset % 8 != 0 || section.offset > size ||
+            (uint64_t)section.count * section_sizes[i] > size - section.offset) {
             return bad("a section lies outside", (unsigned)i);
         }
     }
@@ -118,7 +120,8 @@ static colibri_status_t check_steps(const coli_tokenizer_t *t, uint32_t num_rang
 
 static colibri_status_t check_ids(coli_tokenizer_t *t, const int32_t *byte_ids) {
     for (int i = 0; i < 256; i++) {
-        if (byte_ids[i] < -1 || (byte_ids[i] >= 0 && (uint32_t)byte_ids[i] >= t->num_ids)) return bad("the id of a byte", (unsigned)i);
+        if (byte_ids[i] < -1 || (byte_ids[i] >= 0 && (uint32_t)byte_ids[i] >= t->num_ids))
+            return bad("the id of a byte", (unsigned)i);
         t->byte_ids[i] = byte_ids[i];
     }
     for (uint32_t i = 0; i < t->num_prefix; i++) {
@@ -258,7 +261,8 @@ static colibri_status_t encode_part(coli_tok_job_t *job, const uint8_t *s, size_
 static colibri_status_t encode_between(coli_tok_job_t *job, int set, const uint8_t *s, size_t begin, size_t end, bool first) {
     if (begin >= end) return COLIBRI_OK;
     first = first && begin == 0;
-    return set == COLI_TOK_RAW ? encode_part(job, s + begin, end - begin, first) : encode_piece(job, s + begin, end - begin, first);
+    return set == COLI_TOK_RAW ? encode_part(job, s + begin, end - begin, first)
+                               : encode_piece(job, s + begin, end - begin, first);
 }
 
 /* Find the added tokens of a set, write their ids, and encode what lies between them. */
@@ -321,7 +325,8 @@ static colibri_status_t check_input(const char *text, size_t bytes, uint32_t fla
     if (!text && bytes) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "text is NULL but bytes is %zu", bytes);
     if (!tokens && capacity) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "tokens is NULL but capacity is %zu", capacity);
     if (flags & ~(COLIBRI_TOKENIZE_ADD_SPECIAL | COLIBRI_TOKENIZE_PARSE_SPECIAL)) {
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "flags 0x%x has unknown bits; COLIBRI_TOKENIZE_* are defined", (unsigned)flags);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "flags 0x%x has unknown bits; COLIBRI_TOKENIZE_* are defined",
+                         (unsigned)flags);
     }
     if (bytes > MAX_TEXT_BYTES) {
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "the text has %zu bytes, at most %zu are taken at once; cut it", bytes,

@@ -1,5 +1,5 @@
-/* tokenizer_bpe.c: from one word to ids: units (bytes or characters) are joined by the merges, lowest rank first, leftmost first
- * among equals. Short words search for the next merge, long ones keep a heap: n log n, whatever the text. */
+/* tokenizer_bpe.c: from one word to ids: units (bytes or characters) are joined by the merges, lowest rank first, leftmost
+ * first among equals. Short words search for the next merge, long ones keep a heap: n log n, whatever the text. */
 #include <stdlib.h>
 
 #include "model/tokenizer_internal.h"
@@ -68,8 +68,8 @@ COLI_INLINE void push_symbol(coli_tok_job_t *job, uint32_t id) {
     job->symbols[job->num_symbols++].id = id;
 }
 
-/* Characters that are no piece: as their bytes, as unk, or left out. `waiting`: an unk is still to be written. (Bytes do not write it
- * first: so it is defined, by what `tokenizers` does.) */
+/* Characters that are no piece: as their bytes, as unk, or left out. `waiting`: an unk is still to be written. (Bytes do not
+ * write it first: so it is defined, by what `tokenizers` does.) */
 static void push_unknown(coli_tok_job_t *job, const uint8_t *s, size_t n, bool *waiting) {
     const coli_tokenizer_t *tok = job->tokenizer;
     bool fallback = (tok->flags & COLI_TOK_BYTE_FALLBACK) != 0;

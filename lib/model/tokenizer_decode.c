@@ -84,15 +84,17 @@ static void put_token(decoder *d, uint32_t id) {
 
 static colibri_status_t check_token(const coli_tokenizer_t *tok, int32_t token) {
     if (token >= 0 && (uint32_t)token < tok->vocab_size) return COLIBRI_OK;
-    return coli_fail(COLIBRI_ERR_TOKEN, "token %d is not in 0 ... %u, the model's vocabulary", (int)token, (unsigned)tok->vocab_size - 1);
+    return coli_fail(COLIBRI_ERR_TOKEN, "token %d is not in 0 ... %u, the model's vocabulary", (int)token,
+                     (unsigned)tok->vocab_size - 1);
 }
 
 static colibri_status_t check_output(const char *text, size_t capacity, const size_t *bytes, uint32_t flags) {
     if (!bytes) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "bytes is NULL; it receives the length of the text");
-    if (!text && capacity) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "text is NULL but capacity is %zu; pass a buffer or 0", capacity);
+    if (!text && capacity)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "text is NULL but capacity is %zu; pass a buffer or 0", capacity);
     if (flags & ~COLIBRI_DETOKENIZE_SPECIAL) {
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "flags 0x%x has unknown bits; only COLIBRI_DETOKENIZE_SPECIAL is defined",
-                         (unsigned)flags);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "flags 0x%x has unknown bits; only COLIBRI_DETOKENIZE_SPECIAL is defined", (unsigned)flags);
     }
     return COLIBRI_OK;
 }
@@ -119,8 +121,8 @@ colibri_status_t coli_tokenizer_decode(const coli_tokenizer_t *tok, const int32_
     return check_fits(&d);
 }
 
-colibri_status_t coli_tokenizer_stream(const coli_tokenizer_t *tok, colibri_stream_t *stream, int32_t token, char *text, size_t capacity,
-                                       size_t *bytes) {
+colibri_status_t coli_tokenizer_stream(const coli_tokenizer_t *tok, colibri_stream_t *stream, int32_t token, char *text,
+                                       size_t capacity, size_t *bytes) {
     if (!stream) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "stream is NULL; begin with COLIBRI_STREAM_INIT");
     colibri_status_t status = check_output(text, capacity, bytes, stream->flags);
     if (!status && token != -1) status = check_token(tok, token);

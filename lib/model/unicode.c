@@ -112,7 +112,16 @@ bool coli_utf8_repair(const uint8_t *s, size_t n, coli_bytes_t *out) {
 /* The text is cut before every "safe" character: one that NFC never changes, moves or joins to what stands before it. Parts
  * are then decomposed, ordered and composed on their own. */
 
-enum { HANGUL_S = 0xAC00, HANGUL_L = 0x1100, HANGUL_V = 0x1161, HANGUL_T = 0x11A7, NUM_V = 21, NUM_T = 28, NUM_S = 11172, NUM_L = 19 };
+enum {
+    HANGUL_S = 0xAC00,
+    HANGUL_L = 0x1100,
+    HANGUL_V = 0x1161,
+    HANGUL_T = 0x11A7,
+    NUM_V = 21,
+    NUM_T = 28,
+    NUM_S = 11172,
+    NUM_L = 19
+};
 
 /* One character with its combining class in the top byte. */
 #define COMBINED(c, k) ((c) | (uint32_t)(k) << 24)
