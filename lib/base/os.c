@@ -87,11 +87,6 @@ void coli_os_unmap(coli_file_map_t *map) {
     map->size = 0;
 }
 
-void coli_os_will_need(const void *data, uint64_t size) {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)data & ~(page - 1);
-    (void)posix_madvise((void *)start, (size_t)(size + ((uintptr_t)data - start)), POSIX_MADV_WILLNEED);
-}
-
 /* ---- Memory ---------------------------------------------------------------------------------------------------------- */
 
 static void *map_zeroed(uint64_t size) {

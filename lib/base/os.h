@@ -13,7 +13,6 @@ typedef struct coli_file_map {
  * or _FORMAT for an empty file, a directory or a device. No descriptor stays open. */
 colibri_status_t coli_os_map(const char *path, coli_file_map_t *map);
 void coli_os_unmap(coli_file_map_t *map);
-void coli_os_will_need(const void *data, uint64_t size); /* advice: will be read soon */
 
 /* Zeroed, 64-byte aligned (page-aligned) memory straight from the system, on huge pages where it offers them; NULL if refused. */
 void *coli_os_alloc(uint64_t size);

@@ -58,11 +58,6 @@ void coli_os_unmap(coli_file_map_t *map) {
     map->size = 0;
 }
 
-void coli_os_will_need(const void *data, uint64_t size) {
-    WIN32_MEMORY_RANGE_ENTRY range = {(void *)(uintptr_t)data, (SIZE_T)size};
-    PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
-}
-
 /* ---- Memory, time, forks, cores ------------------------------------------------------------------------------------------ */
 
 void *coli_os_alloc(uint64_t size) {

@@ -92,7 +92,6 @@ static void test_map(void) {
     CHECK_EQ(coli_os_map(path, &map), COLIBRI_OK);
     CHECK_EQ(map.size, 4);
     CHECK(map.data && memcmp(map.data, "COLI", 4) == 0);
-    coli_os_will_need(map.data + 1, 2);
     coli_os_unmap(&map);
     CHECK(map.data == NULL);
     coli_os_unmap(&map); /* twice is harmless */
