@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,16 @@ def test_streams_and_closed_pipe(endless: list[str]) -> None:
         assert process.wait(60) == 1
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A job in the background may have been told to ignore SIGINT, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @posix
-def test_ctrl_c(endless: list[str]) -> None:
+def test_ctrl_c(endless: list[str], interruptible: None) -> None:
     with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         os.read(process.stdout.fileno(), 1)

@@ -424,6 +424,7 @@ def test_stopping_a_stream(model: colibri.Model) -> None:
 def test_interrupting_generation(tiny_model: Path) -> None:
     code = (
         "import sys, threading, os, signal, colibri\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored, if the tests run in the background
         "s = colibri.Session(sys.argv[1], max_seq_len=500000, num_threads=1)\n"
         "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "try: s.generate('the', max_new_tokens=400000, stop_at_eos=False)\n"
