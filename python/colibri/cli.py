@@ -1,7 +1,7 @@
 """The command line: ``colibri convert | run | chat | tokenize | inspect | verify | bench``.
 
 Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed (one line "colibri: error: …"), 2 wrong
-usage, 130 interrupted.
+usage, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -425,9 +426,17 @@ def _usage(error: click.UsageError) -> NoReturn:
     _fail(f"{error.format_message().rstrip('.')} (see '{command} --help')", 2)
 
 
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """Leave by an exception, so that half-written files are removed on the way."""
+    _quiet_stdout()
+    raise SystemExit(128 + number)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; `arguments` default to the process's. Ends by SystemExit, never with a traceback."""
     _prepare_streams()
+    with contextlib.suppress(ValueError):  # not the main thread of a host: signals are its own
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         status = cli.main(args=arguments, prog_name="colibri", standalone_mode=False)
         sys.stdout.flush()

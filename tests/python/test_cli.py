@@ -243,6 +243,33 @@ def test_ctrl_c(endless: list[str], interruptible: None) -> None:
 
 
 @posix
+def test_terminated(endless: list[str]) -> None:
+    with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 1)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and err == b""
+
+
+@posix
+def test_terminated_conversion_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "import colibri.convert.writer as writer\n"
+        "from colibri.cli import main\n"
+        "sync = os.fsync\n"
+        "writer.os.fsync = lambda file: (os.kill(os.getpid(), signal.SIGTERM), sync(file))\n"
+        "main(['convert', sys.argv[1], sys.argv[2], '--quiet'])\n"
+    )
+    target = tmp_path / "out.colibri"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_checkpoint), str(target)], capture_output=True, check=False
+    )
+    assert done.returncode == 143 and done.stderr == b"" and list(tmp_path.iterdir()) == []
+
+
+@posix
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk(tiny_model: Path) -> None:
     for arguments in (["verify", str(tiny_model)], ["run", "x", "-m", str(tiny_model)], ["--help"]):
