@@ -80,10 +80,11 @@ static void test_pauses(void) {
         wait_ns(i * 400);
         run_region(pool, &region, 40, 1);
     }
-    /* Items that outlast the spin: the caller sleeps until the last one reports. With 2 ms items both threads get some. */
+    /* Items that outlast the spin: the caller sleeps until the last one reports. With 2 ms items both threads get some,
+     * sooner or later on a busy machine. */
     memset((void *)region.by_thread, 0, sizeof region.by_thread);
     region.pause_ns = 2000000;
-    for (int i = 0; i < 10; i++) run_region(pool, &region, 3, 1);
+    for (int i = 0; i < 10 || (region.by_thread[1] == 0 && i < 1000); i++) run_region(pool, &region, 3, 1);
     CHECK_EQ(region.faults, 0);
     CHECK(region.by_thread[0] > 0 && region.by_thread[1] > 0);
     stop(pool, memory);
@@ -103,7 +104,7 @@ static void test_idle(void) {
     usleep(50000);
     double before = cpu_seconds();
     usleep(200000);
-    CHECK(cpu_seconds() - before < 0.02);
+    CHECK(cpu_seconds() - before < 0.1); /* one spinning thread alone would use 0.2 */
     stop(pool, memory);
 }
 

@@ -564,7 +564,8 @@ def test_ids_beyond_the_tokenizer(small_pairs: list[Pair]) -> None:
 
 
 def check_linear(model: colibri.Model, failures: list[str]) -> None:
-    """Doubling a run takes less than 2.5 times as long (times of this thread, the best of several)."""
+    """Eight times the run takes far less than 64 times as long (times of this thread, the best of several): 24 leaves
+    room for caches and noisy machines, and none for a quadratic loop."""
     for character, count in (
         ("A", 43_000),
         ("_", 50_000),
@@ -574,14 +575,14 @@ def check_linear(model: colibri.Model, failures: list[str]) -> None:
         ("\u0301\u0323", 32_768),
     ):
         times = []
-        for factor in (1, 2):
+        for factor in (1, 8):
             data, best = (character * (count * factor)).encode(), float("inf")
-            for _ in range(5):
+            for _ in range(3):
                 begin = time.thread_time()
                 model.tokenize(data)
                 best = min(best, time.thread_time() - begin)
             times.append(best)
-        if times[1] > 2.5 * times[0] and times[1] > 0.02:
+        if times[1] > 24 * times[0] and times[1] > 0.1:
             failures.append(f"{character!r}: {times}")
 
 
