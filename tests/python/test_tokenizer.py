@@ -503,15 +503,18 @@ def small_pairs(bases: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     yield [Pair(folder / str(i), tokenizer) for i, tokenizer in enumerate((gpt2, nfc, llama))]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(text=st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.characters())).map("".join)))
+CHARACTERS = st.characters(exclude_categories=["Cs"])  # text that UTF-8 can hold: no lone surrogates
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(text=st.one_of(st.text(CHARACTERS), st.lists(st.one_of(st.sampled_from(PIECES), CHARACTERS)).map("".join)))
 def test_any_text(text: str, small_pairs: list[Pair]) -> None:
     for pair in small_pairs:
         pair.compare(text)
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.one_of(st.binary(), st.text().map(lambda t: t.encode()[1:-1])))
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.one_of(st.binary(), st.text(CHARACTERS).map(lambda t: t.encode()[1:-1])))
 def test_any_bytes(data: bytes, small_pairs: list[Pair]) -> None:
     for pair in small_pairs:
         assert pair.model.tokenize(data) == pair.ids(data.decode("utf-8", "replace"), True)
