@@ -85,11 +85,12 @@ static void final_norm_tokens(void *argument, uint32_t begin, uint32_t end, uint
 
 typedef struct head_work {
     colibri_t *s;
-    const uint32_t *rows; /* [n] rows of final_hidden, NULL: first + i */
+    const uint32_t *rows;  /* [n] rows of final_hidden, NULL: first + i */
+    const uint32_t *slots; /* [n] rows of out, NULL: i */
     uint32_t first, n;
-    float *out;           /* row r of final_hidden goes to out + r' * out_stride, r' = rows[i] or i */
+    float *out;            /* rows out_stride floats apart */
     uint64_t out_stride;
-    uint32_t begin;       /* first row of this group */
+    uint32_t begin;        /* first row of this group */
     bool may_cancel;
 } head_work_t;
 
@@ -123,7 +124,7 @@ static void head_tile(const head_work_t *work, uint32_t block, uint32_t blocks, 
     s->kernels->matmul[m->dtype](&call);
     uint32_t keep = COLI_MIN(width, m->rows - column);
     for (uint32_t t = 0; t < count; t++) {
-        uint32_t row = work->rows ? work->rows[work->begin + i + t] : work->begin + i + t;
+        uint32_t row = work->slots ? work->slots[work->begin + i + t] : work->begin + i + t;
         float *out = work->out + row * work->out_stride + column;
         for (uint32_t c = 0; c < keep; c++) out[c] = scratch[(uint64_t)t * width + c] * s->weights->params->logit_scale;
     }
@@ -165,24 +166,23 @@ bool coli_head_rows(colibri_t *s, uint32_t first, uint32_t n, float *out) {
     return run_head(&work);
 }
 
-/* Logits of each active slot's last token. With every row kept, a slot's last row is found by counting. */
+/* Logits of each active slot's last token, all in one pass over the head. With every row kept, a slot's last row is found by
+ * counting. */
 static bool head_last(colibri_t *s) {
-    uint32_t n = 0, row = 0;
+    uint32_t n = 0, tokens = 0;
     if (coli_take_cancel(s)) return false;
     for (uint32_t slot = 0; slot < s->input_batch; slot++) {
         if (!s->slots[slot].pending) continue;
-        row += s->slots[slot].pending;
-        if (s->options.outputs == COLIBRI_OUTPUT_LAST) s->b.active_slots[n++] = slot;
-        else {
-            head_work_t work = {.s = s,
-                                .first = row - 1,
-                                .n = 1,
-                                .out = s->b.logits + (uint64_t)slot * s->vocab_stride,
-                                .out_stride = s->vocab_stride};
-            run_head(&work);
-        }
+        tokens += s->slots[slot].pending;
+        s->b.active_slots[n] = slot;
+        s->b.last_rows[n++] = s->options.outputs == COLIBRI_OUTPUT_LAST ? slot : tokens - 1;
     }
-    head_work_t work = {.s = s, .rows = s->b.active_slots, .n = n, .out = s->b.logits, .out_stride = s->vocab_stride};
+    head_work_t work = {.s = s,
+                        .rows = s->b.last_rows,
+                        .slots = s->b.active_slots,
+                        .n = n,
+                        .out = s->b.logits,
+                        .out_stride = s->vocab_stride};
     return run_head(&work);
 }
 

@@ -101,5 +101,6 @@ void coli_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_options_
     b->sample_ids = coli_arena_take(arena, p->vocab_size, sizeof(uint32_t));
     b->sample_values = coli_arena_take(arena, p->vocab_size, sizeof(float));
     b->active_slots = coli_arena_take(arena, o->batch, sizeof(uint32_t));
+    b->last_rows = coli_arena_take(arena, o->batch, sizeof(uint32_t));
     b->slot_failed = coli_arena_take(arena, o->batch, 1);
 }

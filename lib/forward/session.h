@@ -84,6 +84,7 @@ typedef struct coli_buffers {
     uint32_t *sample_ids;  /* [vocab] */
     float *sample_values;  /* [vocab] */
     uint32_t *active_slots; /* [batch] slots with tokens in this infer, ascending */
+    uint32_t *last_rows;   /* [batch] the row of final_hidden of each one's last token */
     uint8_t *slot_failed;  /* [batch] during infer */
 } coli_buffers_t;
 
