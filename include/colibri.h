@@ -131,7 +131,7 @@ typedef enum colibri_dtype_t {
     COLIBRI_DTYPE_F16 = 2,
     COLIBRI_DTYPE_BF16 = 3,
     COLIBRI_DTYPE_Q8 = 4, /* rotated int8, one scale per row */
-    COLIBRI_DTYPE_Q4 = 5  /* not in this version */
+    COLIBRI_DTYPE_Q4 = 5  /* rotated, 4.25 bits: 16 levels, a scale for 16 values, one per row */
 } colibri_dtype_t;
 
 typedef struct colibri_model_info_t {
@@ -244,8 +244,9 @@ typedef struct colibri_config_t {
     int32_t num_threads;         /* including the caller's; 0: one per physical core this process may use; at most 256 */
     int32_t isa;                 /* colibri_isa_t */
     int32_t outputs;             /* colibri_output_t */
-    int32_t kv_dtype;            /* of the KV cache: COLIBRI_DTYPE_F32 or _F16; 0: F32 if the file's dtype is f32, else F16 */
-    int32_t activation_bits;     /* q8 files: 8 or 16 for every product; 0: 8 in routed experts, 16 elsewhere. Others: ignored */
+    int32_t kv_dtype;            /* of the KV cache: COLIBRI_DTYPE_F32, _F16 or _Q8 (a scale per key and value of a head);
+                                    0: F32 if the file's dtype is f32, else F16 */
+    int32_t activation_bits;     /* q8, q4 files: 8 or 16 for every product; 0: 8 in routed experts, 16 elsewhere. Others: ignored */
     int32_t max_chunk_tokens;    /* tokens computed together inside infer, 0: 512. Sets workspace and speed, never results */
     void *workspace;             /* bring your own memory: 64-byte aligned, owned by the caller, untouched after colibri_free */
     size_t workspace_size;       /* its bytes, at least colibri_workspace_size's answer; 0: exactly that many, on the caller's

@@ -22,7 +22,7 @@
  * qkv and out; in MoE layers router and experts, with shared_intermediate the shared expert, with shared_gate its gate; in
  * dense layers the dense MLP. num_experts, top_k, moe_intermediate, shared_intermediate are 0 if no layer is a MoE layer,
  * dense_intermediate is 0 if none is dense. Norms, biases, router and shared gate are f32; embedding f32, f16 or bf16; the
- * other matrices f32, f16, bf16 or q8; the experts have header.dtype (0 ... 3, also if there are none).
+ * other matrices f32, f16, bf16, q8 or q4; the experts have header.dtype (0 ... 4, also if there are none).
  *
  * A reader must treat every number as hostile: check it against the file's real size with arithmetic that cannot overflow,
  * and refuse unknown versions, roles marked required, dtypes, non-zero reserved bytes and duplicate (role, layer) pairs.
@@ -35,12 +35,20 @@
  *     f32        step = 16 rows x 1 k     element (r, c) of a block at  (c * 16 + r) * 4
  *     f16, bf16  step = 16 rows x 2 k     element (r, c) of a block at  ((c / 2) * 32 + r * 2 + c % 2) * 2
  *     q8         step = 16 rows x 4 k     element (r, c) of a block at  (c / 4) * 64 + r * 4 + c % 4
- * rows is padded to a multiple of 16 and k to a multiple of 128, both with zeros. After the blocks of a q8 matrix follow
- * its row scales, f32 [rows padded]. So with R = pad16(rows), K = pad128(k):
- *     matrix bytes = R * K * (4 | 2 | 1) + (q8 ? R * 4 : 0)        always a multiple of 64
- * q8 holds integers in [-127, 127] of the rotated matrix: every row, cut into parts of B = the largest power of two that
- * divides K, at most 4096, is multiplied by the B x B Hadamard matrix (Sylvester order, entries +1 and -1) and divided by
- * B; W ~ row_scale * q. The reader multiplies its activations by the same Hadamard matrix (not divided), see DESIGN.
+ * A block of a q4 matrix is a sequence of pieces of 16 rows x 128 k, 1088 bytes each: 64 bytes of integer scales, then 16
+ * steps of 16 rows x 8 k:
+ *     scales     uint32 r of the 16 belongs to row r; its nibble g (bits 4g ... 4g + 3) is the scale s, 0 ... 7, of the
+ *                piece's k 16g ... 16g + 15. The nibble's top bit is 0; readers ignore it.
+ *     step j     byte r * 4 + i: low nibble = row r, k 8j + i; high nibble = row r, k 8j + 4 + i    (i < 4, k in the piece)
+ *     nibble n   means q = level[n] * s, level = -17 -13 -10 -8 -6 -4 -2 -1 1 2 4 6 8 10 13 17 (the Lloyd-Max quantiser of a
+ *                unit Gaussian with 16 levels, Max 1960, scaled to 17 and rounded). So the low nibbles of a step are one
+ *                q8 step and the high nibbles the next, exactly.
+ * rows is padded to a multiple of 16 and k to a multiple of 128, both with zeros. After the blocks of a q8 or q4 matrix
+ * follow its row scales, f32 [rows padded]. So with R = pad16(rows), K = pad128(k):
+ *     matrix bytes = R * K * (4 | 2 | 1 | 17/32) + (q8, q4 ? R * 4 : 0)        always a multiple of 64
+ * q8 and q4 hold integers q (in q8 -127 ... 127) of the rotated matrix: every row, cut into parts of B = the largest power
+ * of two that divides K, at most 4096, is multiplied by the B x B Hadamard matrix (Sylvester order, entries +1 and -1) and
+ * divided by B; W ~ row_scale * q. The reader multiplies its activations by the same Hadamard matrix (not divided).
  *
  * --- Heads -----------------------------------------------------------------------------------------------------------
  * head_dim is padded to D = pad16(head_dim) inside the file: head h of q, k or v occupies rows h * D ... h * D + head_dim - 1,
@@ -49,7 +57,7 @@
  * --- MLPs ------------------------------------------------------------------------------------------------------------
  * A gated MLP (expert, shared expert or dense layer) of intermediate size I on hidden size H is one contiguous piece:
  *     gate_up  matrix of 2 * pad16(I) rows, k = H: 16-row blocks of gate and up alternate (gate 0, up 0, gate 1, up 1, ...);
- *              in q8 its scales follow in the same alternating block order
+ *              in q8 and q4 its row scales follow in the same alternating block order
  *     down     matrix of H rows, k = I
  * In a COLIBRI_ROLE_EXPERTS entry expert e of the layer lies at offset + e * stride.
  */
@@ -72,6 +80,7 @@ extern "C" {
 #define COLIBRI_TILE_ROWS 16
 #define COLIBRI_TILE_K 128                   /* k is padded to a multiple of this */
 #define COLIBRI_MAX_ROTATION 4096
+#define COLIBRI_Q4_PIECE 1088                /* bytes of 16 rows x 128 k in q4 */
 #define COLIBRI_MAX_EOS 8
 
 /* Storage types, as in header.dtype and entry.dtype. (The API's COLIBRI_DTYPE_* are these plus one: there 0 is "default".) */
@@ -79,7 +88,7 @@ extern "C" {
 #define COLIBRI_FILE_F16 1
 #define COLIBRI_FILE_BF16 2
 #define COLIBRI_FILE_Q8 3
-#define COLIBRI_FILE_Q4 4                    /* reserved for 4-bit weights */
+#define COLIBRI_FILE_Q4 4                    /* 4.25 bits: 16 levels times an integer scale for 16 k of a row */
 #define COLIBRI_FILE_BYTES 16                /* entry.dtype of tokenizer, chat template and metadata */
 
 typedef struct colibri_file_header {

@@ -28,6 +28,10 @@
 COLI_INLINE size_t coli_pad(size_t x, size_t a) { return (x + a - 1) & ~(a - 1); }
 COLI_INLINE uint32_t coli_pad_rows(uint32_t rows) { return (uint32_t)coli_pad(rows, COLIBRI_TILE_ROWS); }
 COLI_INLINE uint32_t coli_pad_k(uint32_t k) { return (uint32_t)coli_pad(k, COLIBRI_TILE_K); }
+/* Weights that are rotated, held as integers and multiplied with quantised activations; their matrices have row scales. */
+COLI_INLINE bool coli_is_quantised(uint32_t file_dtype) {
+    return file_dtype == COLIBRI_FILE_Q8 || file_dtype == COLIBRI_FILE_Q4;
+}
 
 /* Checked arithmetic on untrusted numbers: false on overflow. */
 COLI_INLINE bool coli_mul64(uint64_t a, uint64_t b, uint64_t *r) { return !__builtin_mul_overflow(a, b, r); }

@@ -63,7 +63,7 @@ static void norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t t
         float *normed = s->b.normed + t * width;
         s->kernels->rms_norm(s->b.hidden + t * width, work->layer->attn_norm, normed, (uint32_t)width, p->hidden_size,
                              p->rms_norm_eps);
-        if (work->layer->qkv.dtype == COLIBRI_FILE_Q8)
+        if (coli_is_quantised(work->layer->qkv.dtype))
             coli_act_row(s->kernels, normed, (uint32_t)width, coli_thread_scratch(s, thread), t, &s->b.act_other, NULL);
     }
 }
@@ -103,27 +103,25 @@ static void finish_qkv_tokens(void *argument, uint32_t begin, uint32_t end, uint
     }
 }
 
-/* Items are (token, KV head): the query heads of a group read their keys together. */
+/* Items are (run of tokens, KV head), the last runs first: they see the most keys. The query heads of a group and the tokens of
+ * a run read the keys together. */
 static void attend_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
     const attention_work_t *work = argument;
     colibri_t *s = work->s;
     const coli_weights_t *w = s->weights;
     uint32_t kv_heads = w->params->num_kv_heads, group = w->params->num_heads / kv_heads, dim = w->head_dim_padded;
-    uint64_t out_stride = coli_pad_k(w->q_rows);
     for (uint32_t item = begin; item < end; item++) {
-        uint32_t t = item / kv_heads, head = item % kv_heads;
-        coli_token_t token = s->b.tokens[t];
-        uint32_t window = work->layer->window, seen = token.position + 1;
-        float *out = s->b.attended + t * out_stride + (uint64_t)head * group * dim;
-        memcpy(out, s->b.qkv + (uint64_t)t * s->qkv_stride + (uint64_t)head * group * dim,
-               (uint64_t)group * dim * sizeof(float));
-        coli_attention_t call = {
-            .k_cache = coli_kvcache_keys(&s->kv, work->index, token.slot, head),
-            .v_cache = coli_kvcache_values(&s->kv, work->index, token.slot, head),
-            .head_dim = dim, .n_queries = group, .first = window && seen > window ? seen - window : 0, .last = token.position,
-            .scale = w->params->attention_scale, .q = out, .out = out, .q_stride = dim,
-            .scores = s->b.scores + (uint64_t)thread * group * s->score_stride, .score_stride = s->score_stride};
-        s->kernels->attention[s->options.kv_f16](&call);
+        coli_run_t run = s->b.runs[s->b.n_runs - 1 - item / kv_heads];
+        uint32_t head = item % kv_heads, column = head * group * dim;
+        coli_token_t token = s->b.tokens[run.first];
+        coli_attention_t call = {.head_dim = dim, .n_tokens = run.count, .n_heads = group, .position = token.position,
+                                 .window = work->layer->window, .scale = w->params->attention_scale,
+                                 .q = s->b.qkv + (uint64_t)run.first * s->qkv_stride + column, .q_stride = s->qkv_stride,
+                                 .out_stride = coli_pad_k(w->q_rows), .score_stride = s->score_stride};
+        call.out = s->b.attended + run.first * call.out_stride + column;
+        call.scores = s->b.scores + (uint64_t)thread * s->run_tokens * group * s->score_stride;
+        coli_kvcache_view(&s->kv, work->index, token.slot, head, &call);
+        s->kernels->attention[s->options.kv_type](&call);
     }
 }
 
@@ -157,8 +155,8 @@ void coli_attention(colibri_t *s, uint32_t index, uint32_t n) {
     coli_act_t x = coli_act_choose(layer->qkv.dtype, &s->b.act_other, s->b.normed, s->hidden_stride);
     coli_project(s, &layer->qkv, &x, n, s->b.qkv, s->qkv_stride);
     coli_pool_run(s->pool, finish_qkv_tokens, &work, n, 4);
-    coli_pool_run(s->pool, attend_items, &work, n * s->weights->params->num_kv_heads, 1);
-    if (layer->out.dtype == COLIBRI_FILE_Q8) coli_pool_run(s->pool, requantize_tokens, &work, n, 4);
+    coli_pool_run(s->pool, attend_items, &work, s->b.n_runs * s->weights->params->num_kv_heads, 1);
+    if (coli_is_quantised(layer->out.dtype)) coli_pool_run(s->pool, requantize_tokens, &work, n, 4);
     x = coli_act_choose(layer->out.dtype, &s->b.act_out, s->b.attended, q_stride);
     coli_project(s, &layer->out, &x, n, s->b.projected, s->hidden_stride);
     coli_pool_run(s->pool, residual_tokens, &work, n, 4);

@@ -10,6 +10,8 @@
 #include "forward/router.h"
 #include "model/residency.h"
 
+#define MANY_ROWS 4 /* of an MLP, from which its products are bound by arithmetic and not by reading weights */
+
 /* A set of MLPs of equal size, each with its own tokens: the routed experts, or one shared or dense MLP with all tokens. */
 typedef struct mlp_set {
     colibri_t *s;
@@ -49,8 +51,9 @@ static void count_compute(const mlp_set_t *set, const mlp_job_t *job, uint64_t s
 /* ---- gate, up and SiLU: block pairs of one MLP over tiles of its tokens ---- */
 
 static void gate_up_tile(const mlp_set_t *set, const mlp_job_t *job, uint32_t pair, uint32_t pairs, uint32_t row, uint32_t rows,
-                         float *scratch) {
+                         uint32_t thread) {
     const coli_kernels_t *kernels = set->s->kernels;
+    float *scratch = coli_thread_scratch(set->s, thread);
     const coli_matrix_t *m = &job->mlp.gate_up;
     uint32_t width = pairs * 2 * COLIBRI_TILE_ROWS, padded = coli_pad_rows(job->mlp.intermediate);
     coli_matmul_t call = {.w = m->tiles + 2 * pair * m->block_bytes,
@@ -63,27 +66,14 @@ static void gate_up_tile(const mlp_set_t *set, const mlp_job_t *job, uint32_t pa
                           .first_row = row,
                           .n_tokens = rows,
                           .y = scratch,
-                          .y_stride = width};
+                          .y_stride = width,
+                          .scratch = coli_kernel_scratch(set->s, thread)};
     kernels->matmul[m->dtype](&call);
     for (uint32_t r = 0; r < rows; r++) {
         float *inner = set->s->b.inner + (uint64_t)(job->first + row + r) * set->inner_stride;
         kernels->swiglu(scratch + (uint64_t)r * width, inner + (uint64_t)pair * COLIBRI_TILE_ROWS, pairs * COLIBRI_TILE_ROWS);
         if ((pair + pairs) * COLIBRI_TILE_ROWS == padded) /* the row's end: padding of k */
             memset(inner + padded, 0, (set->inner_stride - padded) * sizeof(float));
-    }
-}
-
-static void gate_up_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
-    const mlp_set_t *set = argument;
-    float *scratch = coli_thread_scratch(set->s, thread);
-    for (uint32_t item = begin; item < end; item++) {
-        uint64_t since = set->single ? 0 : coli_os_now_ns();
-        mlp_job_t job = job_of(set, item / set->parts);
-        uint32_t all = coli_pad_rows(job.mlp.intermediate) / COLIBRI_TILE_ROWS, pair = item % set->parts * set->grain;
-        uint32_t pairs = COLI_MIN(set->grain, all - pair);
-        for (uint32_t row = 0; row < job.count; row += COLI_TOKEN_TILE)
-            gate_up_tile(set, &job, pair, pairs, row, COLI_MIN(COLI_TOKEN_TILE, job.count - row), scratch);
-        count_compute(set, &job, since);
     }
 }
 
@@ -94,10 +84,30 @@ static void requantize_rows(void *argument, uint32_t begin, uint32_t end, uint32
                      coli_thread_scratch(set->s, thread), row, &set->inner, NULL);
 }
 
+/* Whoever finishes the last part of a routed expert quantises its rows: no region of its own, no wait for other experts. */
+static void finish_part(mlp_set_t *set, const mlp_job_t *job, uint32_t index, uint32_t thread) {
+    if (set->single || !coli_is_quantised(job->mlp.down.dtype)) return;
+    if (atomic_fetch_sub_explicit(&set->s->b.moe.parts_left[index], 1, memory_order_acq_rel) == 1)
+        requantize_rows(set, job->first, job->first + job->count, thread);
+}
+
+static void gate_up_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    mlp_set_t *set = argument;
+    for (uint32_t item = begin; item < end; item++) {
+        uint64_t since = set->single ? 0 : coli_os_now_ns();
+        mlp_job_t job = job_of(set, item / set->parts);
+        uint32_t all = coli_pad_rows(job.mlp.intermediate) / COLIBRI_TILE_ROWS, pair = item % set->parts * set->grain;
+        uint32_t pairs = COLI_MIN(set->grain, all - pair);
+        for (uint32_t row = 0; row < job.count; row += COLI_TOKEN_TILE)
+            gate_up_tile(set, &job, pair, pairs, row, COLI_MIN(COLI_TOKEN_TILE, job.count - row), thread);
+        finish_part(set, &job, item / set->parts, thread);
+        count_compute(set, &job, since);
+    }
+}
+
 /* ---- down ---- */
 
 static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
-    (void)thread;
     const mlp_set_t *set = argument;
     for (uint32_t item = begin; item < end; item++) {
         uint64_t since = set->single ? 0 : coli_os_now_ns();
@@ -114,16 +124,20 @@ static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
                               .first_row = job.first,
                               .n_tokens = job.count,
                               .y = set->out + (uint64_t)job.first * set->s->hidden_stride + block * COLIBRI_TILE_ROWS,
-                              .y_stride = set->s->hidden_stride};
+                              .y_stride = set->s->hidden_stride,
+                              .scratch = coli_kernel_scratch(set->s, thread)};
         set->s->kernels->matmul[m->dtype](&call);
         count_compute(set, &job, since);
     }
 }
 
-/* Cut every MLP of the set into equal parts of whole blocks and run `work` over all of them. */
-static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t most) {
-    set->grain = coli_block_grain(block_bytes, most);
+/* Cut every MLP of the set into equal parts of whole blocks (or pairs of blocks) and run `work` over all of them. */
+static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t multiple, uint32_t most) {
+    bool many = set->n_rows >= set->n_mlps * MANY_ROWS;
+    set->grain = COLI_MIN(most, coli_block_grain(block_bytes, multiple, many));
     set->parts = (blocks + set->grain - 1) / set->grain;
+    for (uint32_t i = 0; !set->single && i < set->n_mlps; i++)
+        atomic_store_explicit(&set->s->b.moe.parts_left[i], set->parts, memory_order_relaxed);
     coli_pool_run(set->s->pool, work, set, set->n_mlps * set->parts, 1);
 }
 
@@ -132,11 +146,12 @@ static void run_set(mlp_set_t *set) {
     coli_mlp_t mlp = job_of(set, 0).mlp;
     set->inner_stride = coli_pad_k(mlp.intermediate);
     set->inner.stride = set->inner_stride;
+    uint32_t multiple = set->s->kernels->geometry[mlp.gate_up.dtype].blocks;
     run_parts(set, gate_up_items, coli_pad_rows(mlp.intermediate) / COLIBRI_TILE_ROWS, 2 * mlp.gate_up.block_bytes,
-              COLI_PAIR_TILE);
-    if (mlp.down.dtype == COLIBRI_FILE_Q8) coli_pool_run(set->s->pool, requantize_rows, set, set->n_rows, 4);
+              (multiple + 1) / 2, COLI_PAIR_TILE);
+    if (set->single && coli_is_quantised(mlp.down.dtype)) coli_pool_run(set->s->pool, requantize_rows, set, set->n_rows, 4);
     uint32_t blocks = coli_pad_rows(mlp.down.rows) / COLIBRI_TILE_ROWS;
-    run_parts(set, down_items, blocks, mlp.down.block_bytes, blocks);
+    run_parts(set, down_items, blocks, mlp.down.block_bytes, multiple, blocks);
 }
 
 /* ---- the plan: token-expert pairs sorted by expert (counting sort) ---- */
@@ -185,9 +200,9 @@ static void norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t t
     const coli_layer_t *layer = work->layer;
     const colibri_file_params *p = s->weights->params;
     uint32_t width = s->hidden_stride;
-    bool other = layer->is_moe ? layer->has_shared && layer->shared.gate_up.dtype == COLIBRI_FILE_Q8
-                               : layer->dense.gate_up.dtype == COLIBRI_FILE_Q8;
-    bool routed = layer->is_moe && layer->expert_dtype == COLIBRI_FILE_Q8;
+    bool other = layer->is_moe ? layer->has_shared && coli_is_quantised(layer->shared.gate_up.dtype)
+                               : coli_is_quantised(layer->dense.gate_up.dtype);
+    bool routed = layer->is_moe && coli_is_quantised(layer->expert_dtype);
     for (uint32_t t = begin; t < end; t++) {
         float *normed = s->b.normed + (uint64_t)t * width;
         s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, layer->mlp_norm, normed, width, p->hidden_size,
@@ -231,14 +246,14 @@ static float sigmoid(float x) { return 1.0f / (1.0f + coli_expf(-x)); }
 
 /* b.shared_gate[t] = sigmoid(shared_gate . x) (Qwen2-MoE). */
 static void shared_gate_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
-    (void)thread;
     const token_work_t *work = argument;
     colibri_t *s = work->s;
     const coli_matrix_t *m = &work->layer->shared_gate;
     coli_act_t x = {.stride = s->hidden_stride, .f32 = s->b.normed};
     float *gate = s->b.shared_gate + (uint64_t)begin * COLIBRI_TILE_ROWS;
     coli_matmul_t call = {.w = m->tiles, .block_bytes = m->block_bytes, .n_blocks = 1, .k = coli_pad_k(m->k), .x = &x,
-                          .first_row = begin, .n_tokens = end - begin, .y = gate, .y_stride = COLIBRI_TILE_ROWS};
+                          .first_row = begin, .n_tokens = end - begin, .y = gate, .y_stride = COLIBRI_TILE_ROWS,
+                          .scratch = coli_kernel_scratch(s, thread)};
     s->kernels->matmul[COLIBRI_FILE_F32](&call);
     for (uint32_t t = 0; t < end - begin; t++)
         gate[(uint64_t)t * COLIBRI_TILE_ROWS] = sigmoid(gate[(uint64_t)t * COLIBRI_TILE_ROWS]);

@@ -104,12 +104,13 @@ static void head_quantize(void *argument, uint32_t begin, uint32_t end, uint32_t
     }
 }
 
-static void head_tile(const head_work_t *work, uint32_t block, uint32_t blocks, uint32_t i, uint32_t count, float *scratch) {
+static void head_tile(const head_work_t *work, uint32_t block, uint32_t blocks, uint32_t i, uint32_t count, uint32_t thread) {
     colibri_t *s = work->s;
+    float *scratch = coli_thread_scratch(s, thread);
     const coli_matrix_t *m = &s->weights->head;
     uint32_t width = blocks * COLIBRI_TILE_ROWS, column = block * COLIBRI_TILE_ROWS;
     coli_act_t x = coli_act_choose(m->dtype, &s->b.act_other, s->b.final_hidden, s->hidden_stride);
-    bool quantised = m->dtype == COLIBRI_FILE_Q8;
+    bool quantised = coli_is_quantised(m->dtype);
     coli_matmul_t call = {.w = m->tiles + block * m->block_bytes,
                           .w_scale = m->scale ? m->scale + column : NULL,
                           .block_bytes = m->block_bytes,
@@ -119,6 +120,7 @@ static void head_tile(const head_work_t *work, uint32_t block, uint32_t blocks, 
                           .n_tokens = count,
                           .y = scratch,
                           .y_stride = width,
+                          .scratch = coli_kernel_scratch(s, thread),
                           .rows = quantised || !work->rows ? NULL : work->rows + work->begin + i,
                           .first_row = quantised ? i : work->first + work->begin + i};
     s->kernels->matmul[m->dtype](&call);
@@ -137,8 +139,7 @@ static void head_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
     for (uint32_t item = begin; item < end; item++) {
         uint32_t block = item * COLI_HEAD_TILE;
         for (uint32_t i = 0; i < n; i += COLI_TOKEN_TILE)
-            head_tile(work, block, COLI_MIN(COLI_HEAD_TILE, all - block), i, COLI_MIN(COLI_TOKEN_TILE, n - i),
-                      coli_thread_scratch(work->s, thread));
+            head_tile(work, block, COLI_MIN(COLI_HEAD_TILE, all - block), i, COLI_MIN(COLI_TOKEN_TILE, n - i), thread);
     }
 }
 
@@ -152,7 +153,7 @@ static bool run_head(head_work_t *work) {
     for (work->begin = 0; work->begin < work->n; work->begin += s->options.chunk) {
         if (work->may_cancel && coli_take_cancel(s)) return false;
         uint32_t n = COLI_MIN(work->n - work->begin, s->options.chunk);
-        if (m->dtype == COLIBRI_FILE_Q8) coli_pool_run(s->pool, head_quantize, work, n, 4);
+        if (coli_is_quantised(m->dtype)) coli_pool_run(s->pool, head_quantize, work, n, 4);
         coli_pool_run(s->pool, head_items, work, items, 1);
         s->counters.totals.weight_bytes += coli_matrix_bytes(m->dtype, m->rows, m->k);
     }
@@ -232,11 +233,22 @@ static uint32_t next_chunk(colibri_t *s, uint32_t *slot, uint32_t *done) {
     return n;
 }
 
+/* The chunk's tokens as runs of one slot, at most run_tokens long. */
+static void find_runs(colibri_t *s, uint32_t n) {
+    s->b.n_runs = 0;
+    for (uint32_t t = 0; t < n; t++) {
+        coli_run_t *run = s->b.n_runs ? &s->b.runs[s->b.n_runs - 1] : NULL;
+        if (run && run->count < s->run_tokens && s->b.tokens[run->first].slot == s->b.tokens[t].slot) run->count++;
+        else s->b.runs[s->b.n_runs++] = (coli_run_t){t, 1};
+    }
+}
+
 bool coli_forward(colibri_t *s) {
     uint32_t slot = 0, done = 0, n;
     final_work_t work = {s, 0};
     memset(s->b.slot_failed, 0, s->options.batch);
     while ((n = next_chunk(s, &slot, &done)) > 0) {
+        find_runs(s, n);
         if (!run_layers(s, n)) return false;
         coli_pool_run(s->pool, final_norm_tokens, &work, n, 4);
         work.first_row += n;

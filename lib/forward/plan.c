@@ -45,6 +45,7 @@ static void plan_moe(coli_arena_t *arena, const colibri_file_params *p, const co
     b->moe.token_pair = coli_arena_take(arena, pairs, sizeof(uint32_t));
     b->moe.pair_weight = coli_arena_take(arena, pairs, sizeof(float));
     b->moe.active = coli_arena_take(arena, experts, sizeof(uint32_t));
+    b->moe.parts_left = coli_arena_take(arena, experts, sizeof(uint32_t));
     s->counters.experts = coli_arena_take(arena, (uint64_t)p->num_layers * experts, sizeof(colibri_expert_stats_t));
     s->counters.expert_compute_ns = coli_arena_take(arena, experts, sizeof(uint64_t));
 }
@@ -55,12 +56,14 @@ static void plan_attention(coli_arena_t *arena, const coli_weights_t *w, const c
     coli_buffers_t *b = &s->b;
     s->qkv_stride = coli_pad_rows(w->q_rows + 2 * w->kv_rows);
     s->score_stride = (uint32_t)coli_pad(o->seq, 16) + 16;
+    s->run_tokens = COLI_MAX(1, COLI_QUERY_TILE / group);
+    uint64_t queries = (uint64_t)s->run_tokens * group;
     b->qkv = coli_arena_take(arena, (uint64_t)o->chunk * s->qkv_stride, sizeof(float));
     b->attended = coli_arena_take(arena, (uint64_t)o->chunk * q_stride, sizeof(float));
     plan_act(arena, &b->act_out, o->chunk, q_stride, o->other_bits);
     b->rope_cos = coli_arena_take(arena, (uint64_t)o->chunk * (p->rotary_dim / 2), sizeof(float));
     b->rope_sin = coli_arena_take(arena, (uint64_t)o->chunk * (p->rotary_dim / 2), sizeof(float));
-    b->scores = coli_arena_take(arena, (uint64_t)o->threads * group * s->score_stride, sizeof(float));
+    b->scores = coli_arena_take(arena, o->threads * queries * s->score_stride, sizeof(float));
     coli_kvcache_plan(arena, w, o, &s->kv);
 }
 
@@ -88,6 +91,8 @@ void coli_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_options_
     b->normed = coli_arena_take(arena, n * s->hidden_stride, sizeof(float));
     b->projected = coli_arena_take(arena, n * s->hidden_stride, sizeof(float));
     b->tokens = coli_arena_take(arena, n, sizeof(coli_token_t));
+    b->runs = coli_arena_take(arena, n, sizeof(coli_run_t));
+    b->kernel_scratch = coli_arena_take(arena, o->threads, COLI_KERNEL_SCRATCH);
     plan_act(arena, &b->act_other, n, s->hidden_stride, o->other_bits);
     plan_act(arena, &b->act_expert, n, s->hidden_stride, o->expert_bits);
     plan_attention(arena, w, o, s);

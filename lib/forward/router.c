@@ -2,6 +2,7 @@
 #include "forward/router.h"
 
 #include "base/math.h"
+#include "forward/project.h"
 
 /* A total order in which NaN is least, so that the choice is always valid. */
 static float rank(float logit) { return logit == logit ? logit : -__builtin_inff(); }
@@ -38,7 +39,6 @@ typedef struct router_work {
 } router_work_t;
 
 static void route_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
-    (void)thread;
     const router_work_t *work = argument;
     colibri_t *s = work->s;
     const coli_matrix_t *m = &work->layer->router;
@@ -52,7 +52,8 @@ static void route_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t 
                           .first_row = begin,
                           .n_tokens = end - begin,
                           .y = s->b.router_logits + (uint64_t)begin * stride,
-                          .y_stride = stride};
+                          .y_stride = stride,
+                          .scratch = coli_kernel_scratch(s, thread)};
     s->kernels->matmul[COLIBRI_FILE_F32](&call);
     for (uint32_t t = begin; t < end; t++)
         coli_route(s->weights->params, k, s->b.router_logits + (uint64_t)t * stride, s->b.route_ids + (uint64_t)t * k,

@@ -53,9 +53,11 @@ static colibri_status_t check_ranges(const colibri_config_t *c) {
         colibri_status_t status = in_range(rules[i].name, rules[i].value, rules[i].least, rules[i].most);
         if (status) return status;
     }
-    if (c->kv_dtype != 0 && c->kv_dtype != COLIBRI_DTYPE_F32 && c->kv_dtype != COLIBRI_DTYPE_F16)
+    if (c->kv_dtype != 0 && c->kv_dtype != COLIBRI_DTYPE_F32 && c->kv_dtype != COLIBRI_DTYPE_F16 &&
+        c->kv_dtype != COLIBRI_DTYPE_Q8)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.kv_dtype is %d, allowed are 0, COLIBRI_DTYPE_F32 and COLIBRI_DTYPE_F16", c->kv_dtype);
+                         "config.kv_dtype is %d, allowed are 0, COLIBRI_DTYPE_F32, COLIBRI_DTYPE_F16 and COLIBRI_DTYPE_Q8",
+                         c->kv_dtype);
     if (c->activation_bits != 0 && c->activation_bits != 8 && c->activation_bits != 16)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.activation_bits is %d, allowed are 0, 8 and 16",
                          c->activation_bits);
@@ -81,7 +83,10 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
     o->chunk =
         (uint32_t)COLI_MIN(c->max_chunk_tokens ? (uint64_t)c->max_chunk_tokens : DEFAULT_CHUNK, (uint64_t)o->batch * o->seq);
     o->outputs = (uint32_t)c->outputs;
-    o->kv_f16 = c->kv_dtype ? c->kv_dtype == COLIBRI_DTYPE_F16 : file_dtype != COLIBRI_FILE_F32;
+    o->kv_type = c->kv_dtype == COLIBRI_DTYPE_Q8    ? 2
+                 : c->kv_dtype == COLIBRI_DTYPE_F16 ? 1
+                 : c->kv_dtype == COLIBRI_DTYPE_F32 ? 0
+                                                    : file_dtype != COLIBRI_FILE_F32;
     o->expert_bits = c->activation_bits ? (uint32_t)c->activation_bits : 8;
     o->other_bits = c->activation_bits ? (uint32_t)c->activation_bits : 16;
     o->isa = (colibri_isa_t)c->isa;

@@ -12,14 +12,15 @@
 #include "model/weights.h"
 
 #define COLI_TOKEN_TILE 64 /* tokens whose gate and up products are held in one thread's scratch */
-#define COLI_PAIR_TILE 8   /* gate and up block pairs of one work item */
+#define COLI_PAIR_TILE 16  /* gate and up block pairs of one work item, at most */
+#define COLI_QUERY_TILE 16 /* queries (tokens x heads of a KV head) that pass over the keys together, where a token has fewer heads */
 #define COLI_HEAD_TILE 16  /* row blocks of the head in one work item */
 
 /* The config, resolved: no defaults left. */
 typedef struct coli_options {
     uint32_t batch, seq, threads, top_k, chunk;
     uint32_t outputs;      /* colibri_output_t */
-    uint32_t kv_f16;       /* index into coli_kernels_t.attention */
+    uint32_t kv_type;      /* index into coli_kernels_t.attention: 0 f32, 1 f16, 2 q8 */
     uint32_t expert_bits;  /* of q8 activations, 8 or 16 */
     uint32_t other_bits;
     colibri_isa_t isa;
@@ -39,9 +40,16 @@ typedef struct coli_token {
     uint32_t slot, position;
 } coli_token_t;
 
-/* Where the keys and values lie: [layer][slot][kv head] pieces, keys [seq / 16][D][16], values [seq][D]; f32 or f16. */
+/* A run of tokens of one slot at consecutive positions: what one attention call takes. */
+typedef struct coli_run {
+    uint32_t first, count; /* tokens of the chunk */
+} coli_run_t;
+
+/* Where the keys and values lie: [layer][slot][kv head] pieces, laid out as coli_attention_t wants them. */
 typedef struct coli_kvcache {
     uint8_t *keys, *values;
+    float *key_scales, *value_scales; /* q8: [layer][slot][kv head][seq], else NULL */
+    uint32_t type;         /* 0 f32, 1 f16, 2 q8 */
     uint32_t element;      /* bytes */
     uint32_t seq, head_dim, kv_heads, batch; /* seq padded to 16, head_dim padded */
 } coli_kvcache_t;
@@ -53,6 +61,7 @@ typedef struct coli_moe_plan {
     uint32_t *token_pair;   /* [N][K] pairs of each token, ascending expert */
     float *pair_weight;     /* [N][K] routing weights in the same order */
     uint32_t *active;       /* [num_experts] experts that got tokens, ascending */
+    _Atomic uint32_t *parts_left; /* [num_experts] gate and up parts not yet done, by index into active */
     uint32_t n_active;
 } coli_moe_plan_t;
 
@@ -75,8 +84,11 @@ typedef struct coli_buffers {
     coli_act_t act_inner;  /* the same, quantised; two uses with their own stride */
     float *expert_out;     /* [P][H] */
     float *thread_scratch; /* [threads][thread_stride] */
-    float *scores;         /* [threads][queries per kv head][seq padded] */
+    float *scores;         /* [threads][query tile][score_stride] */
+    uint8_t *kernel_scratch; /* [threads][COLI_KERNEL_SCRATCH] */
     coli_token_t *tokens;  /* [N] */
+    coli_run_t *runs;      /* [N] */
+    uint32_t n_runs;
 
     int32_t *history;      /* [batch][seq] */
     float *final_hidden;   /* [batch][H] of each slot's last token, or [batch * seq][H] with outputs ALL and HIDDEN */
@@ -108,6 +120,7 @@ struct colibri_t {
     uint32_t hidden_stride;      /* H */
     uint32_t qkv_stride;         /* pad16 of all q, k, v rows */
     uint32_t vocab_stride;       /* V */
+    uint32_t run_tokens;         /* tokens of a run, at most */
     uint32_t score_stride;       /* floats of one query's scores */
     uint64_t thread_stride;      /* floats of one thread's scratch */
     uint64_t inner_floats;       /* capacity of `inner` */

@@ -2,7 +2,8 @@
  * where the CPU has them (select.c); nothing but the getter leaves this file. */
 #include <immintrin.h>
 
-#include "kernels/body.h"
+#include "kernels/attention_body.h"
+#include "kernels/integer.h"
 
 /* ---- Products with float weights: at most 12 of the 16 registers accumulate ---- */
 
@@ -107,15 +108,15 @@ static void matmul_q8(const coli_matmul_t *m) {
         tiled_product(m, tiles8, 4);
 }
 
-ATTENTION(f32)
-ATTENTION(f16)
+static void matmul_q4(const coli_matmul_t *m) { coli_kernels_ref()->matmul[COLIBRI_FILE_Q4](m); }
 
 const coli_kernels_t *coli_kernels_avx2(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_AVX2,
         .name = "avx2",
         KERNELS_OF_BODY,
-        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8 },
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8, matmul_q4 },
+        .geometry = { { 4, 6 }, { 4, 4 }, { 4, 6 }, { 4, 4 }, { 4, 4 } },
     };
     return &table;
 }

@@ -3,7 +3,8 @@
  * the others), and called only where the CPU has them (select.c); nothing but the getters leaves this file. */
 #include <immintrin.h>
 
-#include "kernels/body.h"
+#include "kernels/attention_body.h"
+#include "kernels/integer.h"
 
 #ifndef TARGET_VNNI
 #  define TARGET_VNNI __attribute__((target("avx512vnni")))
@@ -137,15 +138,15 @@ COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const i
 Q8_TILES(q8_tile, NO_ATTRIBUTE)
 Q8_TILES(q8_tile_vnni, TARGET_VNNI)
 
-ATTENTION(f32)
-ATTENTION(f16)
+static void matmul_q4(const coli_matmul_t *m) { coli_kernels_ref()->matmul[COLIBRI_FILE_Q4](m); }
 
 const coli_kernels_t *coli_kernels_avx512(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_AVX512,
         .name = "avx512",
         KERNELS_OF_BODY,
-        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_tile },
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_tile, matmul_q4 },
+        .geometry = { { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 4 }, { 4, 4 } },
     };
     return &table;
 }
@@ -155,7 +156,8 @@ const coli_kernels_t *coli_kernels_avx512_vnni(void) {
         .isa = COLIBRI_ISA_AVX512,
         .name = "avx512 vnni",
         KERNELS_OF_BODY,
-        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_tile_vnni },
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_tile_vnni, matmul_q4 },
+        .geometry = { { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 4 }, { 4, 4 } },
     };
     return &table;
 }

@@ -1,5 +1,6 @@
 /* body.h: the kernels written once in 16-lane vectors (lanes.h), compiled by the file of each instruction set, which adds the
- * integer product and the table. Same operations in the same order as ref.c; only the tiling differs. All static. */
+ * integer products (integer.h), attention (attention_body.h) and the table. Same operations in the same order as ref.c; only
+ * the tiling differs. All static. */
 #ifndef COLI_BODY_H
 #define COLI_BODY_H
 
@@ -86,45 +87,6 @@ COLI_INLINE void tiled_product(const coli_matmul_t *m, const tile_t *tiles, uint
             uint32_t b = first;
             for (; b + tile->blocks <= end; b += tile->blocks) tile->wide(m, b, t);
             for (; b < end; b++) tile->one(m, b, t);
-        }
-    }
-}
-
-/* ---- Products with q8 weights ------------------------------------------------------------------------------------ */
-
-/* From the integer sums of a tile [nb][nt * bits / 8][16] (hi, or hi and lo of each token) to y. What a kernel added to every
- * lane of a sum by flipping the weights' signs is in excess[vector]. */
-COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i sums[][MAX_VECTORS], const int32_t *excess,
-                           const int nb, const int nt, const int bits) {
-    EACH (j, nt) {
-        float token_scale = m->x->scale[row_of(m, t + (uint32_t)j)];
-        EACH (i, nb) {
-            size_t block = b + (size_t)i;
-            v16f sum;
-            if (bits == 16) {
-                v16i hi = (v16i)((v16u)sums[i][2 * j] - (uint32_t)excess[2 * j]);
-                v16i lo = (v16i)((v16u)sums[i][2 * j + 1] - (uint32_t)excess[2 * j + 1]);
-                sum = fma16(splat(128), __builtin_convertvector(hi, v16f), __builtin_convertvector(lo, v16f));
-            } else {
-                sum = __builtin_convertvector((v16i)((v16u)sums[i][j] - (uint32_t)excess[j]), v16f);
-            }
-            store(m->y + (t + (size_t)j) * m->y_stride + block * LANES,
-                  sum * (load(m->w_scale + block * LANES) * splat(token_scale)));
-        }
-    }
-}
-
-/* The activation rows of a tile in the order of its sums, and 128 times the sum of each. */
-COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[MAX_VECTORS], int32_t excess[MAX_VECTORS],
-                           const int nt, const int bits) {
-    EACH (j, nt) {
-        size_t row = row_of(m, t + (uint32_t)j), at = row * m->x->stride;
-        int v = bits == 16 ? 2 * j : j;
-        x[v] = m->x->hi + at;
-        excess[v] = (int32_t)(128u * (uint32_t)m->x->sum_hi[row]);
-        if (bits == 16) {
-            x[v + 1] = m->x->lo + at;
-            excess[v + 1] = (int32_t)(128u * (uint32_t)m->x->sum_lo[row]);
         }
     }
 }
@@ -269,6 +231,10 @@ static void add(const float *x, float *y, uint32_t n) {
     for (uint32_t i = 0; i < n; i += LANES) store(y + i, load(y + i) + load(x + i));
 }
 
+static void exps(const float *x, float shift, float *y, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += LANES) store(y + i, exp16(load(x + i) - splat(shift)));
+}
+
 static void f32_to_f16(const float *x, uint16_t *y, uint32_t n) {
     for (uint32_t i = 0; i < n; i += LANES) {
         v16h half = __builtin_convertvector(clamp(load(x + i), 65504), v16h);
@@ -276,107 +242,9 @@ static void f32_to_f16(const float *x, uint16_t *y, uint32_t n) {
     }
 }
 
-/* ---- Attention --------------------------------------------------------------------------------------------------- */
-
-#define MAX_QUERIES 4 /* taken together: each key and value is read once for all of them */
-
-/* 16 elements of a cache, from element i. */
-typedef v16f (*cache_fn)(const void *cache, size_t i);
-COLI_INLINE v16f cache_f32(const void *cache, size_t i) { return load((const float *)cache + i); }
-COLI_INLINE v16f cache_f16(const void *cache, size_t i) { return widen_f16((const uint16_t *)cache + i); }
-
-/* Lanes of key block `block` that hold a seen key. */
-COLI_INLINE v16i seen(const coli_attention_t *a, uint32_t block) {
-    v16u key = (v16u){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 } + block * LANES;
-    return (v16i)(key >= a->first) & (v16i)(key <= a->last);
-}
-
-/* Scores of nq queries (from query i) with nb key blocks, and the greatest of each lane so far (NaN left out: it will make the
- * sum NaN). Lanes of unseen keys hold anything. */
-COLI_INLINE void score_tile(const coli_attention_t *a, uint32_t i, uint32_t block, v16f max[MAX_QUERIES], cache_fn cache,
-                            const int nb, const int nq) {
-    size_t keys = (size_t)a->head_dim * LANES;
-    v16f acc[4][MAX_QUERIES];
-    EACH (b, nb)
-        EACH (j, nq) acc[b][j] = splat(0);
-    for (uint32_t d = 0; d < a->head_dim; d++)
-        EACH (b, nb) {
-            v16f k = cache(a->k_cache, (block + (size_t)b) * keys + d * LANES);
-            EACH (j, nq) acc[b][j] = fma16(k, splat(a->q[(i + (size_t)j) * a->q_stride + d]), acc[b][j]);
-        }
-    EACH (b, nb) {
-        uint32_t at = block + (uint32_t)b;
-        v16i mask = seen(a, at);
-        EACH (j, nq) {
-            v16f s = acc[b][j] * splat(a->scale);
-            store(a->scores + (i + (size_t)j) * a->score_stride + (size_t)(at - a->first / LANES) * LANES, s);
-            s = choose(mask, s, splat(-__builtin_inff()));
-            max[j] = choose(s > max[j], s, max[j]);
-        }
-    }
-}
-
-/* Scores of one query become exp(s - max), 0 for unseen keys; their sum. */
-static __attribute__((noinline)) float soften(const coli_attention_t *a, uint32_t query, const v16f *max_lanes) {
-    float *s = a->scores + query * a->score_stride, max = (*max_lanes)[0];
-    v16f sums = splat(0);
-    for (int l = 1; l < LANES; l++) max = (*max_lanes)[l] > max ? (*max_lanes)[l] : max;
-    for (uint32_t block = a->first / LANES; block <= a->last / LANES; block++, s += LANES) {
-        v16f p = choose(seen(a, block), exp16(load(s) - splat(max)), splat(0));
-        store(s, p);
-        sums += p;
-    }
-    return tree(sums);
-}
-
-/* nd * 16 elements (from d) of the outputs of nq queries: the values weighted by the softened scores. */
-COLI_INLINE void value_tile(const coli_attention_t *a, uint32_t i, uint32_t d, const float *sums, cache_fn cache, const int nd,
-                            const int nq) {
-    const float *p = a->scores + i * a->score_stride + a->first % LANES;
-    v16f acc[4][MAX_QUERIES];
-    EACH (e, nd)
-        EACH (j, nq) acc[e][j] = splat(0);
-    for (uint32_t key = a->first; key <= a->last; key++, p++)
-        EACH (e, nd) {
-            v16f v = cache(a->v_cache, (size_t)key * a->head_dim + d + (size_t)e * LANES);
-            EACH (j, nq) acc[e][j] = fma16(splat(p[(size_t)j * a->score_stride]), v, acc[e][j]);
-        }
-    EACH (e, nd)
-        EACH (j, nq) store(a->out + (i + (size_t)j) * a->q_stride + d + (size_t)e * LANES, acc[e][j] / splat(sums[j]));
-}
-
-/* nq queries from query i; `wide` key blocks, or 16-wide pieces of the values, at once. */
-COLI_INLINE void attend(const coli_attention_t *a, uint32_t i, cache_fn cache, const int wide, const int nq) {
-    uint32_t block = a->first / LANES, last = a->last / LANES, d = 0, step = (uint32_t)wide * LANES;
-    v16f max[MAX_QUERIES];
-    float sums[MAX_QUERIES];
-    EACH (j, nq) max[j] = splat(-__builtin_inff());
-    for (; last - block + 1 >= (uint32_t)wide && block <= last; block += (uint32_t)wide)
-        score_tile(a, i, block, max, cache, wide, nq);
-    for (; block <= last; block++) score_tile(a, i, block, max, cache, 1, nq);
-    EACH (j, nq) sums[j] = soften(a, i + (uint32_t)j, &max[j]);
-    for (; d + step <= a->head_dim; d += step) value_tile(a, i, d, sums, cache, wide, nq);
-    for (; d < a->head_dim; d += LANES) value_tile(a, i, d, sums, cache, 1, nq);
-}
-
-/* Four queries keep the machine busy with one block at a time; one query needs several to hide the latency of fma. */
-#define ATTENTION(type)                                                                                             \
-    static void attend_##type##_1(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 4, 1); }      \
-    static void attend_##type##_2(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 2, 2); }      \
-    static void attend_##type##_3(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 3); }      \
-    static void attend_##type##_4(const coli_attention_t *a, uint32_t i) { attend(a, i, cache_##type, 1, 4); }      \
-    static void attention_##type(const coli_attention_t *a) {                                                       \
-        static void (*const take[])(const coli_attention_t *, uint32_t) = { attend_##type##_1, attend_##type##_2,   \
-                                                                            attend_##type##_3, attend_##type##_4 }; \
-        for (uint32_t i = 0, n; i < a->n_queries; i += n) {                                                         \
-            n = group_size(a->n_queries, i, MAX_QUERIES);                                                           \
-            take[n - 1](a, i);                                                                                      \
-        }                                                                                                           \
-    }
-
 /* The entries of the table that this header defines. */
 #define KERNELS_OF_BODY                                                                                         \
     .hadamard = hadamard, .quantize8 = quantize8, .quantize16 = quantize16, .fit8 = fit8, .rms_norm = rms_norm, \
-    .swiglu = swiglu, .axpy = axpy, .add = add, .attention = { attention_f32, attention_f16 }, .f32_to_f16 = f32_to_f16
+    .swiglu = swiglu, .axpy = axpy, .add = add, .exps = exps, .attention = { attention_f32, attention_f16, attention_q8 }, .f32_to_f16 = f32_to_f16
 
 #endif

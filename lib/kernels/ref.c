@@ -62,24 +62,43 @@ static void matmul_f16(const coli_matmul_t *m) { float_product(m, column_f16); }
 static void matmul_bf16(const coli_matmul_t *m) { float_product(m, column_bf16); }
 
 /* sum[r] = exact integer dot product of row r of a q8 block with one activation row. */
-static void integer_dots(const int8_t *block, const int8_t *q, uint32_t k, int32_t sum[LANES]) {
+static void integer_dots_q8(const uint8_t *bytes, const int8_t *q, uint32_t k, int32_t sum[LANES]) {
+    const int8_t *block = (const int8_t *)bytes;
     memset(sum, 0, LANES * sizeof *sum);
     for (uint32_t c = 0; c < k; c += 4, block += 64)
         for (int r = 0; r < LANES; r++)
             for (int i = 0; i < 4; i++) sum[r] += block[r * 4 + i] * q[c + i];
 }
 
-static void matmul_q8(const coli_matmul_t *m) {
+/* The same of a q4 block. */
+static void integer_dots_q4(const uint8_t *block, const int8_t *q, uint32_t k, int32_t sum[LANES]) {
+    static const int8_t levels[16] = COLI_Q4_LEVELS;
+    memset(sum, 0, LANES * sizeof *sum);
+    for (uint32_t c = 0; c < k; c += 128, block += COLIBRI_Q4_PIECE)
+        for (int r = 0; r < LANES; r++)
+            for (int g = 0; g < 8; g++) { /* 16 k under one scale: two steps */
+                int32_t scale = block[r * 4 + g / 2] >> g % 2 * 4 & 7, part = 0;
+                for (int i = 0; i < 16; i++) {
+                    uint8_t byte = block[64 + (g * 2 + i / 8) * 64 + r * 4 + i % 4];
+                    part += levels[i % 8 < 4 ? byte & 15 : byte >> 4] * q[c + (uint32_t)(g * 16 + i)];
+                }
+                sum[r] += scale * part;
+            }
+}
+
+typedef void (*dots_fn)(const uint8_t *block, const int8_t *q, uint32_t k, int32_t sum[LANES]);
+
+static void integer_product(const coli_matmul_t *m, dots_fn dots) {
     const coli_act_t *x = m->x;
     int32_t hi[LANES], lo[LANES];
     for (uint32_t t = 0; t < m->n_tokens; t++) {
         size_t row = row_of(m, t);
         for (uint32_t b = 0; b < m->n_blocks; b++) {
-            const int8_t *block = (const int8_t *)m->w + b * m->block_bytes;
+            const uint8_t *block = m->w + b * m->block_bytes;
             const float *w_scale = m->w_scale + (size_t)b * LANES;
             float *y = m->y + t * m->y_stride + (size_t)b * LANES;
-            integer_dots(block, x->hi + row * x->stride, m->k, hi);
-            if (x->bits == 16) integer_dots(block, x->lo + row * x->stride, m->k, lo);
+            dots(block, x->hi + row * x->stride, m->k, hi);
+            if (x->bits == 16) dots(block, x->lo + row * x->stride, m->k, lo);
             for (int r = 0; r < LANES; r++) {
                 float sum = x->bits == 16 ? coli_fmaf(128.0f, (float)hi[r], (float)lo[r]) : (float)hi[r];
                 y[r] = sum * (w_scale[r] * x->scale[row]);
@@ -87,6 +106,9 @@ static void matmul_q8(const coli_matmul_t *m) {
         }
     }
 }
+
+static void matmul_q8(const coli_matmul_t *m) { integer_product(m, integer_dots_q8); }
+static void matmul_q4(const coli_matmul_t *m) { integer_product(m, integer_dots_q4); }
 
 /* ---- Activations ---------------------------------------------------------------------------------------------------- */
 
@@ -193,6 +215,10 @@ static void add(const float *x, float *y, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) y[i] += x[i];
 }
 
+static void exps(const float *x, float shift, float *y, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) y[i] = coli_expf(x[i] - shift);
+}
+
 static void f32_to_f16(const float *x, uint16_t *y, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) y[i] = coli_f32_to_f16(x[i] > 65504 ? 65504 : x[i] < -65504 ? -65504 : x[i]);
 }
@@ -203,50 +229,87 @@ typedef float (*element_fn)(const void *cache, size_t i);
 
 static float element_f32(const void *cache, size_t i) { return ((const float *)cache)[i]; }
 static float element_f16(const void *cache, size_t i) { return coli_f16_to_f32(((const uint16_t *)cache)[i]); }
+static float element_q8(const void *cache, size_t i) { return (float)((const int8_t *)cache)[i]; }
 
-/* Scores of one query: s[i] belongs to key first / 16 * 16 + i, and only seen keys are written. */
-static float score_keys(const coli_attention_t *a, const float *q, float *s, element_fn element) {
-    uint32_t base = a->first / LANES * LANES;
-    float max = -__builtin_inff();
-    for (uint32_t key = a->first; key <= a->last; key++) {
+/* One query: the keys first ... last that it sees; s[key - base] is a key's score, later its weight. */
+typedef struct query {
+    const float *q; /* [head_dim] */
+    float *s, *out;
+    uint32_t base, first, last;
+} query_t;
+
+static void score_float(const coli_attention_t *a, const query_t *query, element_fn element) {
+    for (uint32_t key = query->first; key <= query->last; key++) {
         size_t column = (size_t)(key / LANES) * a->head_dim * LANES + key % LANES;
         float dot = 0;
-        for (uint32_t d = 0; d < a->head_dim; d++) dot = coli_fmaf(element(a->k_cache, column + d * LANES), q[d], dot);
-        s[key - base] = dot * a->scale;
-        if (s[key - base] > max) max = s[key - base]; /* a NaN is left out here and makes the sum NaN below */
+        for (uint32_t d = 0; d < a->head_dim; d++) dot = coli_fmaf(element(a->k_cache, column + d * LANES), query->q[d], dot);
+        query->s[key - query->base] = dot * a->scale;
     }
-    return max;
 }
 
-static void attend(const coli_attention_t *a, const float *q, float *s, float *out, element_fn element) {
-    uint32_t base = a->first / LANES * LANES;
-    float max = score_keys(a, q, s, element), sums[LANES] = { 0 };
-    for (uint32_t key = a->first; key <= a->last; key++) {
-        s[key - base] = coli_expf(s[key - base] - max);
-        sums[key % LANES] += s[key - base];
+static void score_q8(const coli_attention_t *a, const query_t *query) {
+    float rotated[COLI_MAX_HEAD_DIM], q_scale;
+    int8_t high[COLI_MAX_HEAD_DIM], low[COLI_MAX_HEAD_DIM];
+    int32_t hi[LANES], lo[LANES], unused;
+    uint32_t block = coli_rotation_block(a->head_dim);
+    memcpy(rotated, query->q, a->head_dim * sizeof(float));
+    hadamard(rotated, a->head_dim, block);
+    quantize16(rotated, a->head_dim, high, low, &q_scale, &unused, &unused);
+    for (uint32_t key = query->first; key <= query->last; key++) {
+        const uint8_t *keys = (const uint8_t *)a->k_cache + (size_t)(key / LANES) * a->head_dim * LANES;
+        if (key % LANES == 0 || key == query->first) {
+            integer_dots_q8(keys, high, a->head_dim, hi);
+            integer_dots_q8(keys, low, a->head_dim, lo);
+        }
+        float sum = coli_fmaf(128.0f, (float)hi[key % LANES], (float)lo[key % LANES]);
+        query->s[key - query->base] = sum * (a->k_scale[key] * q_scale) * (a->scale / (float)block);
+    }
+}
+
+static void attend(const coli_attention_t *a, const query_t *query, element_fn element) {
+    float *s = query->s, max = -__builtin_inff(), sums[LANES] = { 0 };
+    uint32_t base = query->base;
+    for (uint32_t key = query->first; key <= query->last; key++)
+        if (s[key - base] > max) max = s[key - base]; /* a NaN is left out here and makes the sum NaN below */
+    for (uint32_t key = query->first; key <= query->last; key++) {
+        float p = coli_expf(s[key - base] - max);
+        sums[key % LANES] += p;
+        s[key - base] = a->v_scale ? p * a->v_scale[key] : p;
     }
     float sum = tree(sums);
     for (uint32_t d = 0; d < a->head_dim; d++) {
         float acc = 0;
-        for (uint32_t key = a->first; key <= a->last; key++)
+        for (uint32_t key = query->first; key <= query->last; key++)
             acc = coli_fmaf(s[key - base], element(a->v_cache, (size_t)key * a->head_dim + d), acc);
-        out[d] = acc / sum;
+        query->out[d] = acc / sum;
     }
 }
 
 static void attention(const coli_attention_t *a, element_fn element) {
-    for (uint32_t i = 0; i < a->n_queries; i++)
-        attend(a, a->q + i * a->q_stride, a->scores + i * a->score_stride, a->out + i * a->q_stride, element);
+    uint32_t base = coli_first_key(a->window, a->position) / LANES * LANES;
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        for (uint32_t h = 0; h < a->n_heads; h++) {
+            uint32_t last = a->position + t;
+            query_t query = { a->q + t * a->q_stride + (size_t)h * a->head_dim,
+                              a->scores + (t * a->n_heads + h) * a->score_stride,
+                              a->out + t * a->out_stride + (size_t)h * a->head_dim,
+                              base, coli_first_key(a->window, last), last };
+            if (a->k_scale) score_q8(a, &query);
+            else score_float(a, &query, element);
+            attend(a, &query, element);
+        }
 }
 
 static void attention_f32(const coli_attention_t *a) { attention(a, element_f32); }
 static void attention_f16(const coli_attention_t *a) { attention(a, element_f16); }
+static void attention_q8(const coli_attention_t *a) { attention(a, element_q8); }
 
 const coli_kernels_t *coli_kernels_ref(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_REF,
         .name = "ref",
-        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8 },
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8, matmul_q4 },
+        .geometry = { { 1, 8 }, { 1, 8 }, { 1, 8 }, { 1, 1 }, { 1, 1 } },
         .hadamard = hadamard,
         .quantize8 = quantize8,
         .quantize16 = quantize16,
@@ -255,7 +318,8 @@ const coli_kernels_t *coli_kernels_ref(void) {
         .swiglu = swiglu,
         .axpy = axpy,
         .add = add,
-        .attention = { attention_f32, attention_f16 },
+        .exps = exps,
+        .attention = { attention_f32, attention_f16, attention_q8 },
         .f32_to_f16 = f32_to_f16,
     };
     return &table;

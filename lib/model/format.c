@@ -69,12 +69,17 @@ static const char *dtype_name(uint32_t dtype) {
     return dtype < 5 ? names[dtype] : dtype == COLIBRI_FILE_BYTES ? "bytes" : "unknown";
 }
 
-static uint64_t element_bytes(uint32_t dtype) { return dtype == COLIBRI_FILE_F32 ? 4 : dtype == COLIBRI_FILE_Q8 ? 1 : 2; }
+/* Bytes of 16 rows x 128 k. */
+static uint64_t piece_bytes(uint32_t dtype) {
+    static const uint16_t bytes[] = {8192, 4096, 4096, 2048, COLIBRI_Q4_PIECE};
+    COLI_ASSERT(dtype <= COLIBRI_FILE_Q4);
+    return bytes[dtype];
+}
 
 uint64_t coli_matrix_bytes(uint32_t dtype, uint64_t rows, uint64_t k) {
-    uint64_t padded_rows = (rows + COLIBRI_TILE_ROWS - 1) / COLIBRI_TILE_ROWS * COLIBRI_TILE_ROWS;
-    uint64_t padded_k = (k + COLIBRI_TILE_K - 1) / COLIBRI_TILE_K * COLIBRI_TILE_K;
-    return padded_rows * padded_k * element_bytes(dtype) + (dtype == COLIBRI_FILE_Q8 ? padded_rows * 4 : 0);
+    uint64_t blocks = (rows + COLIBRI_TILE_ROWS - 1) / COLIBRI_TILE_ROWS, pieces = (k + COLIBRI_TILE_K - 1) / COLIBRI_TILE_K;
+    uint64_t scales = coli_is_quantised(dtype) ? COLIBRI_TILE_ROWS * sizeof(float) : 0;
+    return blocks * (pieces * piece_bytes(dtype) + scales);
 }
 
 uint64_t coli_mlp_bytes(uint32_t dtype, uint32_t intermediate, uint32_t hidden) {
@@ -229,11 +234,6 @@ static colibri_status_t check_header(const check_t *c) {
     const colibri_file_header *h = c->d.header;
     if (!all_zero(h->reserved0, sizeof h->reserved0) || h->reserved1 != 0) {
         return bad(c, COLIBRI_ERR_VERSION, "reserved bytes of the header are in use; %s", REMEDY_NEWER);
-    }
-    if (h->dtype == COLIBRI_FILE_Q4) {
-        return bad(c, COLIBRI_ERR_UNSUPPORTED,
-                   "the experts are q4, which this version of the library does not read; convert the model with "
-                   "--dtype q8");
     }
     if (h->dtype > COLIBRI_FILE_Q4) {
         return bad(c, COLIBRI_ERR_FORMAT, "the header's dtype %u does not exist; %s", (unsigned)h->dtype, REMEDY_WRITER);
@@ -536,14 +536,10 @@ static colibri_status_t check_dtype(const check_t *c, const role_t *role, const 
     case F32_MATRIX: legal = e->dtype == COLIBRI_FILE_F32; break;
     case ROWS: legal = e->dtype <= COLIBRI_FILE_BF16; break;
     case MATRIX:
-    case MLP: legal = e->dtype <= COLIBRI_FILE_Q8; break;
+    case MLP: legal = e->dtype <= COLIBRI_FILE_Q4; break;
     case EXPERTS: legal = e->dtype == c->d.header->dtype; break;
     }
     if (legal) return COLIBRI_OK;
-    if (e->dtype == COLIBRI_FILE_Q4 && role->layout >= MATRIX) {
-        return bad_tensor(c, COLIBRI_ERR_UNSUPPORTED, role, e->layer,
-                          "is q4, which this version of the library does not read; convert the model with --dtype q8");
-    }
     return bad_tensor(c, COLIBRI_ERR_FORMAT, role, e->layer, "has dtype %u (%s), which %s; %s", (unsigned)e->dtype,
                       dtype_name(e->dtype),
                       !known                    ? "does not exist"
@@ -559,7 +555,7 @@ static colibri_status_t check_bytes(const check_t *c, const role_t *role, const 
     case BYTES: size = e->size; break;
     case VECTOR: size = (uint64_t)coli_pad_k(e->k) * 4; break;
     case ROWS:
-        stride = coli_pad(e->k * element_bytes(e->dtype), COLIBRI_FILE_ALIGNMENT);
+        stride = coli_pad((uint64_t)e->k * (e->dtype == COLIBRI_FILE_F32 ? 4 : 2), COLIBRI_FILE_ALIGNMENT); /* check_dtype */
         size = e->rows * stride;
         break;
     case F32_MATRIX:

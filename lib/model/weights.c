@@ -5,9 +5,9 @@
 /* A matrix at an address; its scales, if the type has them, follow its blocks. */
 static coli_matrix_t matrix_view(const uint8_t *data, uint32_t dtype, uint32_t rows, uint32_t k) {
     coli_matrix_t m = {.tiles = data, .dtype = dtype, .rows = rows, .k = k};
-    uint64_t block = coli_matrix_bytes(dtype, COLIBRI_TILE_ROWS, k); /* in q8 with its 16 scales, which lie elsewhere */
-    m.block_bytes = dtype == COLIBRI_FILE_Q8 ? block - COLIBRI_TILE_ROWS * sizeof(float) : block;
-    if (dtype == COLIBRI_FILE_Q8) m.scale = (const float *)(data + m.block_bytes * (coli_pad_rows(rows) / COLIBRI_TILE_ROWS));
+    uint64_t block = coli_matrix_bytes(dtype, COLIBRI_TILE_ROWS, k); /* if quantised with its 16 scales, which lie elsewhere */
+    m.block_bytes = coli_is_quantised(dtype) ? block - COLIBRI_TILE_ROWS * sizeof(float) : block;
+    if (coli_is_quantised(dtype)) m.scale = (const float *)(data + m.block_bytes * (coli_pad_rows(rows) / COLIBRI_TILE_ROWS));
     return m;
 }
 

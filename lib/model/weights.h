@@ -7,7 +7,7 @@
 /* A tiled matrix [rows][k]. */
 typedef struct coli_matrix {
     const uint8_t *tiles;  /* [rows padded / 16] blocks */
-    const float *scale;    /* q8: [rows padded], else NULL */
+    const float *scale;    /* q8, q4: [rows padded], else NULL */
     uint64_t block_bytes;
     uint32_t dtype;        /* COLIBRI_FILE_* */
     uint32_t rows, k;      /* unpadded; rows 0: absent */

@@ -27,7 +27,7 @@ typedef struct make_spec {
     uint32_t layers;
     uint32_t experts, top_k;
     uint32_t vocab;
-    uint32_t dtype;        /* COLIBRI_FILE_*: of all matrices but router and shared gate; embedding f32 if this is q8 */
+    uint32_t dtype;        /* COLIBRI_FILE_*: of all matrices but router and shared gate; embedding f32 if this is q8 or q4 */
     uint32_t shared;       /* intermediate size of the shared expert, 0: none */
     uint32_t shared_gate;  /* 1: with gate */
     uint32_t dense_layers; /* the first so many layers are dense */
@@ -80,14 +80,18 @@ static inline uint32_t make_crc32(uint32_t crc, const uint8_t *data,
 
 /* ---- Tiles ---------------------------------------------------------------------------------------------------------- */
 
-static inline uint64_t make_element(uint32_t dtype) { return dtype == COLIBRI_FILE_F32 ? 4 : dtype == COLIBRI_FILE_Q8 ? 1 : 2; }
+static inline bool make_quantised(uint32_t dtype) { return dtype == COLIBRI_FILE_Q8 || dtype == COLIBRI_FILE_Q4; }
 
-static inline uint64_t make_matrix_bytes(uint32_t dtype, uint64_t rows, uint64_t k) {
-    return make_pad(rows, 16) * make_pad(k, 128) * make_element(dtype) +
-           (dtype == COLIBRI_FILE_Q8 ? make_pad(rows, 16) * 4 : 0);
+static inline uint64_t make_block_bytes(uint32_t dtype, uint64_t k) {
+    static const uint64_t piece[] = {8192, 4096, 4096, 2048, 1088};
+    return make_pad(k, 128) / 128 * piece[dtype];
 }
 
-/* Pack src [rows][k] into blocks block_stride bytes apart, scales (q8) scale_stride floats apart. */
+static inline uint64_t make_matrix_bytes(uint32_t dtype, uint64_t rows, uint64_t k) {
+    return make_pad(rows, 16) / 16 * (make_block_bytes(dtype, k) + (make_quantised(dtype) ? 64 : 0));
+}
+
+/* Pack src [rows][k] into blocks block_stride bytes apart, scales (q8, q4) scale_stride floats apart. */
 static inline bool make_pack(uint32_t dtype, const float *src, uint32_t rows, uint32_t k, uint8_t *dst, uint64_t block_stride,
                              float *scale, uint64_t scale_stride) {
     if (dtype == COLIBRI_FILE_F32) {
@@ -107,7 +111,7 @@ static inline bool make_pack(uint32_t dtype, const float *src, uint32_t rows, ui
     pack.k = k;
     pack.dst = dst;
     pack.dst_block_stride = block_stride;
-    pack.dst_scale = dtype == COLIBRI_FILE_Q8 ? scale : NULL;
+    pack.dst_scale = make_quantised(dtype) ? scale : NULL;
     pack.dst_scale_stride = scale_stride;
     return colibri_pack_matrix(&pack) == COLIBRI_OK;
 #endif
@@ -132,7 +136,7 @@ static inline float *make_values(uint64_t *random, uint32_t rows, uint32_t row_p
 static inline bool make_matrix(uint64_t *random, uint32_t dtype, uint32_t rows, uint32_t row_period, uint32_t k,
                                uint32_t k_period, uint32_t used, uint8_t *dst) {
     float *m = make_values(random, rows, row_period, k, k_period, used);
-    uint64_t block = 16 * make_pad(k, 128) * make_element(dtype);
+    uint64_t block = make_block_bytes(dtype, k);
     bool ok = m != NULL && make_pack(dtype, m, rows, k, dst, block, (float *)(dst + make_pad(rows, 16) / 16 * block), 16);
     free(m);
     return ok;
@@ -140,7 +144,7 @@ static inline bool make_matrix(uint64_t *random, uint32_t dtype, uint32_t rows, 
 
 /* gate and up in alternating blocks, then down. */
 static inline bool make_mlp(uint64_t *random, uint32_t dtype, uint32_t inter, uint32_t hidden, uint8_t *dst) {
-    uint64_t block = 16 * make_pad(hidden, 128) * make_element(dtype), blocks = make_pad(inter, 16) / 16;
+    uint64_t block = make_block_bytes(dtype, hidden), blocks = make_pad(inter, 16) / 16;
     float *scale = (float *)(dst + 2 * blocks * block);
     bool ok = true;
     for (int up = 0; up < 2; up++) {
@@ -219,8 +223,8 @@ static inline void make_layer(const make_spec_t *s, make_list_t *list, uint32_t 
 }
 
 static inline void make_directory(const make_spec_t *s, make_list_t *list) {
-    uint32_t embedding = s->dtype == COLIBRI_FILE_Q8 ? COLIBRI_FILE_F32 : s->dtype;
-    uint64_t row = make_pad(s->hidden * make_element(embedding), 64);
+    uint32_t embedding = make_quantised(s->dtype) ? COLIBRI_FILE_F32 : s->dtype;
+    uint64_t row = make_pad((uint64_t)s->hidden * (embedding == COLIBRI_FILE_F32 ? 4 : 2), 64);
     make_entry(list, COLIBRI_ROLE_EMBEDDING, 0, embedding, s->vocab, s->hidden, 1, s->vocab * row, row);
     for (uint32_t i = 0; i < s->layers; i++) make_layer(s, list, i);
     make_vector(list, COLIBRI_ROLE_FINAL_NORM, 0, s->hidden);

@@ -85,7 +85,7 @@ static void check_weights(const make_spec_t *s, const coli_weights_t *w, uint32_
         coli_mlp_t mlp = coli_residency_expert(w, layer, e);
         CHECK(mlp.gate_up.tiles == l->experts + e * l->expert_stride);
         CHECK(mlp.down.tiles + coli_matrix_bytes(s->dtype, s->hidden, s->inter) == mlp.gate_up.tiles + mlp.bytes);
-        CHECK((mlp.gate_up.scale != NULL) == (s->dtype == COLIBRI_FILE_Q8));
+        CHECK((mlp.gate_up.scale != NULL) == make_quantised(s->dtype));
         touch_mlp(&mlp);
     }
 }
@@ -261,7 +261,7 @@ static void test_header_lies(const uint8_t *file, size_t size) {
     LIE(COLIBRI_ERR_FORMAT, "0x0002", v.h->version = 0x0002);
     LIE(COLIBRI_ERR_VERSION, "reserved", v.h->reserved0[2] = 1);
     LIE(COLIBRI_ERR_VERSION, "reserved", v.h->reserved1 = 1);
-    LIE(COLIBRI_ERR_UNSUPPORTED, "q4", v.h->dtype = COLIBRI_FILE_Q4);
+    LIE(COLIBRI_ERR_FORMAT, "which is not the header's", v.h->dtype = COLIBRI_FILE_Q4);
     LIE(COLIBRI_ERR_FORMAT, "dtype 5", v.h->dtype = 5);
     LIE(COLIBRI_ERR_FORMAT, "top_k is 3 in the header and 2", v.h->top_k = 3);
     LIE(COLIBRI_ERR_FORMAT, "hidden_size", v.h->hidden_size++);
@@ -372,7 +372,7 @@ static void test_entry_lies(const uint8_t *file, size_t size) {
     LIE(COLIBRI_ERR_FORMAT, "router", entry_of(&v, COLIBRI_ROLE_ROUTER)->dtype = COLIBRI_FILE_F16);
     LIE(COLIBRI_ERR_FORMAT, "embedding", entry_of(&v, COLIBRI_ROLE_EMBEDDING)->dtype = COLIBRI_FILE_Q8);
     LIE(COLIBRI_ERR_FORMAT, "bf16", entry_of(&v, COLIBRI_ROLE_EXPERTS)->dtype = COLIBRI_FILE_BF16);
-    LIE(COLIBRI_ERR_UNSUPPORTED, "q4", entry_of(&v, COLIBRI_ROLE_HEAD)->dtype = COLIBRI_FILE_Q4);
+    LIE(COLIBRI_ERR_FORMAT, "instead of", entry_of(&v, COLIBRI_ROLE_HEAD)->dtype = COLIBRI_FILE_Q4);
     LIE(COLIBRI_ERR_FORMAT, "metadata", entry_of(&v, COLIBRI_ROLE_METADATA)->dtype = COLIBRI_FILE_F32);
     LIE(COLIBRI_ERR_VERSION, "reserved", v.e[1].reserved2 = 1);
     LIE(COLIBRI_ERR_FORMAT, "twice", entry_of(&v, COLIBRI_ROLE_METADATA)->role = COLIBRI_ROLE_CHAT_TEMPLATE);

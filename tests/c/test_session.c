@@ -405,7 +405,7 @@ static void test_config(void) {
         {offsetof(colibri_config_t, isa), 77, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, isa), COLIBRI_ISA_NEON, COLIBRI_ERR_ISA},
         {offsetof(colibri_config_t, outputs), 3, COLIBRI_ERR_INVALID_ARGUMENT},
-        {offsetof(colibri_config_t, kv_dtype), COLIBRI_DTYPE_Q8, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, kv_dtype), COLIBRI_DTYPE_Q4, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, activation_bits), 4, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, max_chunk_tokens), -3, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, load_balancing_strategy), 1, COLIBRI_ERR_UNSUPPORTED},

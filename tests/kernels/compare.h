@@ -150,15 +150,17 @@ static void make_activations(coli_act_t *x, guarded_t parts[6], uint32_t k, uint
 
 /* Bytes of n_blocks blocks. q8 in WIDE: extremes, and -128, which no converter writes but a file may hold. */
 static guarded_t make_weights(uint32_t type, uint32_t k, uint32_t n_blocks, int kind) {
-    static const uint32_t element[] = { 4, 2, 2, 1 };
-    size_t n = (size_t)n_blocks * 16 * k;
-    guarded_t g = guarded_new(n * element[type]);
-    for (size_t i = 0; i < n; i++) {
+    static const uint32_t piece[] = { 8192, 4096, 4096, 2048, COLIBRI_Q4_PIECE }; /* bytes of 16 rows x 128 k */
+    static const uint32_t element[] = { 4, 2, 2, 1, 1 };
+    guarded_t g = guarded_new((size_t)n_blocks * (k / 128) * piece[type]);
+    for (size_t i = 0; i < g.bytes / element[type]; i++) {
         if (type == COLIBRI_FILE_F32) floats(&g)[i] = rng_kind(kind);
         if (type == COLIBRI_FILE_F16)
             ((uint16_t *)(void *)g.data)[i] = kind == WIDE ? (uint16_t)rng() : coli_f32_to_f16(rng_kind(kind));
         if (type == COLIBRI_FILE_BF16) ((uint16_t *)(void *)g.data)[i] = coli_f32_to_bf16(rng_kind(kind));
         if (type == COLIBRI_FILE_Q8) g.data[i] = kind == WIDE ? (uint8_t)(rng() % 2 ? 127 : 128) : (uint8_t)rng();
+        if (type == COLIBRI_FILE_Q4) /* scales too: any byte is allowed. WIDE: level 17 with scale 7, or -17 with 7 */
+            g.data[i] = kind != WIDE ? (uint8_t)rng() : i % COLIBRI_Q4_PIECE < 64 ? 0xff : rng() % 2 ? 0xff : 0x00;
     }
     return g;
 }
@@ -169,10 +171,12 @@ static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *othe
     guarded_t parts[6], w = make_weights(type, k, n_blocks, kind), scale = guarded_floats((size_t)n_blocks * 16, PLAIN);
     uint32_t rows[NUM_ROWS], stride = n_blocks * 16 + 16 * (rng() % 2);
     guarded_t ya = guarded_new((size_t)n_tokens * stride * 4), yb = guarded_new((size_t)n_tokens * stride * 4);
+    guarded_t scratch = guarded_new(COLI_KERNEL_SCRATCH);
     make_activations(&x, parts, k, bits, kind);
     for (int i = 0; i < NUM_ROWS; i++) rows[i] = rng() % NUM_ROWS;
     coli_matmul_t m = { .w = w.data,
-                        .w_scale = type == COLIBRI_FILE_Q8 ? floats(&scale) : NULL,
+                        .w_scale = coli_is_quantised(type) ? floats(&scale) : NULL,
+                        .scratch = scratch.data,
                         .block_bytes = w.bytes / n_blocks,
                         .n_blocks = n_blocks,
                         .k = k,
@@ -189,6 +193,7 @@ static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *othe
            n_tokens);
     for (int i = 0; i < 6; i++) guarded_free(&parts[i]);
     guarded_free(&w);
+    guarded_free(&scratch);
     guarded_free(&scale);
     guarded_free(&ya);
     guarded_free(&yb);
@@ -196,17 +201,18 @@ static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *othe
 
 static void compare_products(const coli_kernels_t *ref, const coli_kernels_t *other) {
     static const uint32_t tokens[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33 };
-    for (uint32_t type = 0; type < 4; type++)
-        for (uint32_t bits = type == 3 ? 8 : 0; bits <= (type == 3 ? 16u : 0u); bits += 8) {
+    for (uint32_t type = 0; type < COLI_NUM_DTYPES; type++)
+        for (uint32_t bits = coli_is_quantised(type) ? 8 : 0; bits <= (coli_is_quantised(type) ? 16u : 0u); bits += 8) {
             for (uint32_t i = 0; i < 11; i++)
                 for (uint32_t n_blocks = 1; n_blocks <= 9; n_blocks++)
                     compare_matmul(ref, other, type, bits, 128, n_blocks, tokens[i], (int)(rng() % NUM_KINDS));
             compare_matmul(ref, other, type, bits, 384, 3, 5, SPECIAL);
             compare_matmul(ref, other, type, bits, 1408, 2, 7, PLAIN);
             compare_matmul(ref, other, type, bits, 4096, 1, 2, PLAIN);
+            compare_matmul(ref, other, type, bits, 2176, 18, 40, PLAIN);
+            for (uint32_t n_tokens = 1; coli_is_quantised(type) && n_tokens < 30; n_tokens += 28) /* the largest sums */
+                compare_matmul(ref, other, type, bits, COLI_MAX_Q8_K, 1, n_tokens, WIDE);
         }
-    compare_matmul(ref, other, COLIBRI_FILE_Q8, 8, COLI_MAX_Q8_K, 1, 1, WIDE); /* the largest sums */
-    compare_matmul(ref, other, COLIBRI_FILE_Q8, 16, COLI_MAX_Q8_K, 1, 1, WIDE);
 }
 
 /* ---- Activations and vectors ---- */
@@ -289,6 +295,9 @@ static void compare_vectors(const coli_kernels_t *ref, const coli_kernels_t *oth
     other->add(floats(&x), floats(&b), n);
     report(differing_floats(floats(&a), floats(&b), n), other->name, "add", n, (unsigned)kind, 0, 0);
     for (uint32_t i = 0; kind == PLAIN && i < 2 * n; i++) floats(&x)[i] *= 110; /* through both ends of exp */
+    ref->exps(floats(&x), factor, floats(&a), n);
+    other->exps(floats(&x), factor, floats(&b), n);
+    report(differing_floats(floats(&a), floats(&b), n), other->name, "exps", n, (unsigned)kind, 0, 0);
     ref->swiglu(floats(&x), floats(&a), n);
     other->swiglu(floats(&x), floats(&b), n);
     report(differing_floats(floats(&a), floats(&b), n), other->name, "swiglu", n, (unsigned)kind, 0, 0);
@@ -315,16 +324,19 @@ static void compare_f32_to_f16(const coli_kernels_t *ref, const coli_kernels_t *
 
 /* ---- Attention ---- */
 
-/* A cache of `blocks` key blocks; elements that the range does not reach are NaN. which 0: keys, 1: values. */
-static guarded_t make_cache(int f16, int which, uint32_t dim, uint32_t blocks, uint32_t first, uint32_t last, int kind) {
+/* A cache of `blocks` key blocks; elements that the range does not reach are NaN (q8: anything). which 0: keys, 1: values. */
+static guarded_t make_cache(int type, int which, uint32_t dim, uint32_t blocks, uint32_t first, uint32_t last, int kind) {
+    static const uint32_t element[] = { 4, 2, 1 };
     size_t n = (size_t)blocks * 16 * dim;
-    guarded_t g = guarded_new(n * (f16 ? 2 : 4));
+    guarded_t g = guarded_new(n * element[type]);
     for (size_t i = 0; i < n; i++) {
         size_t key = which ? i / dim : i / dim / 16 * 16 + i % 16;
         float value = key < first || key > last         ? from_bits(0x7fc00000u)
                       : kind == SPECIAL && rng() % 4096 ? rng_float()
                                                         : rng_kind(kind);
-        if (f16)
+        if (type == 2)
+            g.data[i] = kind == WIDE ? (uint8_t)(rng() % 2 ? 127 : 129) : (uint8_t)((int)(rng() % 255) - 127);
+        else if (type == 1)
             ((uint16_t *)(void *)g.data)[i] = coli_f32_to_f16(value);
         else
             floats(&g)[i] = value;
@@ -332,49 +344,60 @@ static guarded_t make_cache(int f16, int which, uint32_t dim, uint32_t blocks, u
     return g;
 }
 
-static void compare_attention(const coli_kernels_t *ref, const coli_kernels_t *other, int f16, uint32_t dim, uint32_t n_queries,
-                              uint32_t first, uint32_t last, int kind) {
-    uint32_t blocks = last / 16 + 1, stride = (blocks - first / 16) * 16;
-    guarded_t k = make_cache(f16, 0, dim, blocks, first, last, kind), v = make_cache(f16, 1, dim, blocks, first, last, kind);
-    guarded_t q = guarded_floats((size_t)n_queries * dim, PLAIN), a = guarded_new(q.bytes), b = guarded_copy(&q);
-    guarded_t scores = guarded_new((size_t)n_queries * stride * 4);
+typedef struct attention_case {
+    int type; /* of the cache */
+    uint32_t dim, n_tokens, n_heads, position, window;
+} attention_case_t;
+
+/* The last token's keys are the last of the cache, so that a kernel which reads one key too many is found. */
+static void compare_attention(const coli_kernels_t *ref, const coli_kernels_t *other, attention_case_t c, int kind) {
+    uint32_t last = c.position + c.n_tokens - 1, first = coli_first_key(c.window, c.position), blocks = last / 16 + 1;
+    uint32_t stride = (blocks - first / 16) * 16, q_stride = (c.n_heads + rng() % 2) * c.dim, queries = c.n_tokens * c.n_heads;
+    guarded_t k = make_cache(c.type, 0, c.dim, blocks, first, last, kind);
+    guarded_t v = make_cache(c.type, 1, c.dim, blocks, first, last, kind);
+    guarded_t ks = guarded_floats(blocks * 16, PLAIN), vs = guarded_floats(blocks * 16, PLAIN);
+    guarded_t q = guarded_floats((size_t)c.n_tokens * q_stride, PLAIN), a = guarded_new(q.bytes), b = guarded_new(q.bytes);
+    guarded_t scores = guarded_new((size_t)queries * stride * 4);
+    for (uint32_t key = 0; key < blocks * 16; key++)
+        if (key < first || key > last) floats(&ks)[key] = floats(&vs)[key] = from_bits(0x7fc00000u);
     coli_attention_t call = { .k_cache = k.data,
                               .v_cache = v.data,
-                              .head_dim = dim,
-                              .n_queries = n_queries,
-                              .first = first,
-                              .last = last,
+                              .k_scale = c.type == 2 ? floats(&ks) : NULL,
+                              .v_scale = c.type == 2 ? floats(&vs) : NULL,
+                              .head_dim = c.dim,
+                              .n_tokens = c.n_tokens,
+                              .n_heads = c.n_heads,
+                              .position = c.position,
+                              .window = c.window,
                               .scale = kind == PLAIN ? 3 : 0.3f,
                               .q = floats(&q),
                               .out = floats(&a),
-                              .q_stride = dim,
+                              .q_stride = q_stride,
+                              .out_stride = q_stride,
                               .scores = floats(&scores),
                               .score_stride = stride };
-    ref->attention[f16](&call);
+    ref->attention[c.type](&call);
     memset(scores.data, CANARY, scores.bytes);
-    call.q = call.out = floats(&b); /* in place */
-    other->attention[f16](&call);
-    report(differing_floats(floats(&a), floats(&b), (size_t)n_queries * dim), other->name, "attention", dim, n_queries, first,
-           last);
-    guarded_free(&k);
-    guarded_free(&v);
-    guarded_free(&q);
-    guarded_free(&a);
-    guarded_free(&b);
-    guarded_free(&scores);
+    call.out = floats(&b);
+    other->attention[c.type](&call);
+    report(differing_floats(floats(&a), floats(&b), a.bytes / 4), other->name, "attention", (uint32_t)c.type * 10000 + c.dim,
+           c.n_tokens * 100 + c.n_heads, c.position, c.window);
+    guarded_t *all[] = { &k, &v, &ks, &vs, &q, &a, &b, &scores };
+    for (int i = 0; i < 8; i++) guarded_free(all[i]);
 }
 
 static void compare_attentions(const coli_kernels_t *ref, const coli_kernels_t *other) {
-    static const uint32_t ranges[][2] = { { 0, 0 },    { 0, 15 },  { 0, 16 },  { 5, 5 },   { 5, 37 },
-                                          { 17, 100 }, { 31, 32 }, { 3, 130 }, { 64, 159 } };
-    static const uint32_t dims[] = { 16, 32, 64, 80, 128 };
-    for (int f16 = 0; f16 < 2; f16++)
-        for (uint32_t r = 0; r < 9; r++) {
-            for (uint32_t n_queries = 1; n_queries <= 9; n_queries++)
-                compare_attention(ref, other, f16, dims[rng() % 5], n_queries, ranges[r][0], ranges[r][1], PLAIN);
-            compare_attention(ref, other, f16, 48, 3, ranges[r][0], ranges[r][1], WIDE);
-            compare_attention(ref, other, f16, 64, 4, ranges[r][0], ranges[r][1], SPECIAL);
-        }
+    static const uint32_t dims[] = { 16, 32, 48, 64, 80, 128 }, positions[] = { 0, 1, 5, 14, 15, 16, 37, 100, 131 };
+    static const uint32_t tokens[] = { 1, 2, 3, 7, 16, 17, 33 }, windows[] = { 0, 0, 1, 5, 16, 40 };
+    for (int type = 0; type < 3; type++)
+        for (uint32_t p = 0; p < 9; p++)
+            for (uint32_t t = 0; t < 7; t++) {
+                uint32_t heads = 1 + rng() % 9, dim = dims[rng() % 6], window = windows[rng() % 6];
+                attention_case_t c = { type, dim, tokens[t], heads, positions[p], window };
+                compare_attention(ref, other, c, t == 2 ? WIDE : t == 3 ? SPECIAL : PLAIN);
+                c.n_heads = 1;
+                compare_attention(ref, other, c, PLAIN);
+            }
 }
 
 static void compare_tables(const coli_kernels_t *ref, const coli_kernels_t *other) {

@@ -1,0 +1,45 @@
+/* integer.h: what the integer products of all instruction sets share: from activation rows to a tile's inputs, from its integer
+ * sums to y. Everything is inlined into the file of the instruction set. */
+#ifndef COLI_INTEGER_H
+#define COLI_INTEGER_H
+
+#include "kernels/body.h"
+
+/* From the integer sums of a tile [nb][nt * bits / 8][16] (hi, or hi and lo of each token) to y. What a kernel added to every
+ * lane of a sum by flipping the weights' signs is in excess[vector]. */
+COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i sums[][MAX_VECTORS], const int32_t *excess,
+                           const int nb, const int nt, const int bits) {
+    EACH (j, nt) {
+        float token_scale = m->x->scale[row_of(m, t + (uint32_t)j)];
+        EACH (i, nb) {
+            size_t block = b + (size_t)i;
+            v16f sum;
+            if (bits == 16) {
+                v16i hi = (v16i)((v16u)sums[i][2 * j] - (uint32_t)excess[2 * j]);
+                v16i lo = (v16i)((v16u)sums[i][2 * j + 1] - (uint32_t)excess[2 * j + 1]);
+                sum = fma16(splat(128), __builtin_convertvector(hi, v16f), __builtin_convertvector(lo, v16f));
+            } else {
+                sum = __builtin_convertvector((v16i)((v16u)sums[i][j] - (uint32_t)excess[j]), v16f);
+            }
+            store(m->y + (t + (size_t)j) * m->y_stride + block * LANES,
+                  sum * (load(m->w_scale + block * LANES) * splat(token_scale)));
+        }
+    }
+}
+
+/* The activation rows of a tile in the order of its sums, and 128 times the sum of each. */
+COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[MAX_VECTORS], int32_t excess[MAX_VECTORS],
+                           const int nt, const int bits) {
+    EACH (j, nt) {
+        size_t row = row_of(m, t + (uint32_t)j), at = row * m->x->stride;
+        int v = bits == 16 ? 2 * j : j;
+        x[v] = m->x->hi + at;
+        excess[v] = (int32_t)(128u * (uint32_t)m->x->sum_hi[row]);
+        if (bits == 16) {
+            x[v + 1] = m->x->lo + at;
+            excess[v + 1] = (int32_t)(128u * (uint32_t)m->x->sum_lo[row]);
+        }
+    }
+}
+
+#endif
