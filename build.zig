@@ -19,6 +19,7 @@ const base_sources = [_][]const u8{
     "lib/base/os.c",
     "lib/base/os_windows.c",
     "lib/base/threads.c",
+    "lib/base/affinity.c",
     "lib/base/cpu.c",
     "lib/base/math.c",
     "lib/kernels/select.c",
@@ -74,7 +75,12 @@ const tests = [_][]const u8{
     "test_quiet",
 };
 
-const tools = [_][]const u8{ "colibri-infer", "colibri-bench" };
+/// Programs: tools/NAME.c, tools/cli_common.c and what else they are made of.
+const Tool = struct { name: []const u8, more: []const []const u8 = &.{} };
+const tools = [_]Tool{
+    .{ .name = "colibri-infer" },
+    .{ .name = "colibri-bench", .more = &.{ "tools/limits.c", "tools/limits_units.c" } },
+};
 
 const c_flags = [_][]const u8{ "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=off" };
 const library_flags = c_flags ++ [_][]const u8{ "-fvisibility=hidden", "-DCOLIBRI_BUILD" };
@@ -219,10 +225,11 @@ fn addTools(b: *std.Build, query: std.Target.Query, static: *std.Build.Step.Comp
         target = b.resolveTargetQuery(musl);
         lib = addStatic(b, target, settings);
     }
-    for (tools) |name| {
-        const file = b.fmt("tools/{s}.c", .{name});
-        const exe = addProgram(b, target, lib, settings, name, file);
+    for (tools) |tool| {
+        const file = b.fmt("tools/{s}.c", .{tool.name});
+        const exe = addProgram(b, target, lib, settings, tool.name, file);
         exe.root_module.addCSourceFile(.{ .file = b.path("tools/cli_common.c"), .flags = &c_flags });
+        for (tool.more) |more| exe.root_module.addCSourceFile(.{ .file = b.path(more), .flags = &c_flags });
         if (linux) exe.linkage = .static;
         b.installArtifact(exe);
     }

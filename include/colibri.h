@@ -258,6 +258,10 @@ typedef struct colibri_config_t {
     int32_t reserved0;           /* 0 */
     colibri_log_fn log;          /* NULL: silent */
     void *log_user_data;
+    const char *cpu_affinity;    /* NULL or "none": threads go where the system puts them. "auto": each on a physical core of its
+                                    own. A list such as "0,2,4-7": thread i stays on its i-th CPU; num_threads 0 then means all
+                                    of the list. Thread 0 is the caller's own and is left alone: the host may tie it to the
+                                    first CPU. A CPU that may not be used is an error. Not on macOS (COLIBRI_ERR_UNSUPPORTED) */
 } colibri_config_t;
 #define COLIBRI_CONFIG_INIT COLIBRI_INIT_(colibri_config_t)
 
@@ -317,6 +321,13 @@ COLIBRI_API colibri_status_t colibri_sample(colibri_t *ctx, int32_t slot, const 
  * rows are right. Errors: layer without experts: COLIBRI_ERR_INVALID_ARGUMENT. [no alloc] */
 COLIBRI_API colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n,
                                                   int32_t *expert_ids, float *weights);
+
+/* One layer's experts: output[t] = sum over the chosen experts of weight * expert(hidden[t]), plus the (gated) shared expert; of
+ * a dense layer its MLP. The router is asked inside. hidden and output are float [n][hidden_size], row-major, 64-byte aligned;
+ * hidden is already normed, no residual is added, and they may be the same buffer. Rows do not depend on each other. A NaN or
+ * infinity in a row's result: COLIBRI_ERR_NOT_FINITE naming the first such row, which becomes zeros; the other rows are right.
+ * Slots and their caches are not touched. [no alloc] */
+COLIBRI_API colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, float *output);
 
 /* ---- Statistics --------------------------------------------------------------------------------------------------------- */
 

@@ -8,6 +8,7 @@
 #include "base/os.h"
 #include "base/status.h"
 #include "base/structs.h"
+#include "forward/experts.h"
 #include "forward/forward.h"
 #include "forward/life.h"
 #include "forward/router.h"
@@ -339,25 +340,46 @@ colibri_status_t colibri_sample(colibri_t *ctx, int32_t slot, const colibri_samp
 
 /* ---- routing for hosts ---- */
 
+static colibri_status_t check_layer(const colibri_t *ctx, int32_t layer) {
+    uint32_t layers = ctx->weights->params->num_layers;
+    if (layer >= 0 && (uint32_t)layer < layers) return COLIBRI_OK;
+    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d does not exist: the model has layers 0 to %u", layer, layers - 1);
+}
+
 colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, int32_t *expert_ids,
                                       float *weights) {
     REQUIRE(ctx);
     REQUIRE(hidden);
     REQUIRE(expert_ids);
     REQUIRE(weights);
-    const colibri_file_params *p = ctx->weights->params;
-    if (layer < 0 || (uint32_t)layer >= p->num_layers)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d does not exist: the model has layers 0 to %u", layer,
-                         p->num_layers - 1);
+    colibri_status_t status = check_layer(ctx, layer);
+    if (status) return status;
     if (!ctx->weights->layers[layer].is_moe) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d has no experts", layer);
     if (n < 1) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "n is %d, at least one token is needed", n);
-    colibri_status_t status = unaligned(hidden, "hidden");
+    status = unaligned(hidden, "hidden");
     if (!status) status = forked(ctx);
     if (status) return status;
     uint64_t host = coli_fp_enter();
     int32_t bad = coli_route_rows(ctx, (uint32_t)layer, hidden, (uint32_t)n, expert_ids, weights);
     coli_fp_leave(host);
     if (bad >= 0) return coli_fail(COLIBRI_ERR_NOT_FINITE, "the router's logits of token %d are NaN or infinite", bad);
+    return COLIBRI_OK;
+}
+
+colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, float *output) {
+    REQUIRE(ctx);
+    REQUIRE(hidden);
+    REQUIRE(output);
+    colibri_status_t status = check_layer(ctx, layer);
+    if (!status && n < 1) status = coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "n is %d, at least one token is needed", n);
+    if (!status) status = unaligned(hidden, "hidden");
+    if (!status) status = unaligned(output, "output");
+    if (!status) status = forked(ctx);
+    if (status) return status;
+    uint64_t host = coli_fp_enter();
+    int32_t bad = coli_mlp_rows(ctx, (uint32_t)layer, hidden, (uint32_t)n, output);
+    coli_fp_leave(host);
+    if (bad >= 0) return coli_fail(COLIBRI_ERR_NOT_FINITE, "the result of row %d is NaN or infinite", bad);
     return COLIBRI_OK;
 }
 

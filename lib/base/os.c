@@ -211,20 +211,32 @@ static int cpu_quota(void) {
     return (int)COLI_MAX((quota + period - 1) / period, 1);
 }
 
-int coli_os_num_cores(void) {
+int coli_os_cpus(bool one_per_core, int32_t *cpus, int most) {
     unsigned long allowed[MAX_CPUS / (8 * sizeof(unsigned long))] = {0};
     uint64_t counted[CPU_WORDS] = {0}; /* by core_of */
-    if (sched_getaffinity(0, sizeof allowed, (cpu_set_t *)allowed) != 0) return 1;
-    int cores = 0;
+    if (sched_getaffinity(0, sizeof allowed, (cpu_set_t *)allowed) != 0) return 0;
+    int count = 0;
     for (int cpu = 0; cpu < MAX_CPUS; cpu++) {
         size_t bits = 8 * sizeof(unsigned long);
         if (!(allowed[(size_t)cpu / bits] >> ((size_t)cpu % bits) & 1)) continue;
-        uint64_t core = (uint64_t)core_of(cpu), mask = (uint64_t)1 << core % 64;
-        if (!(counted[core / 64] & mask)) cores++;
+        uint64_t core = (uint64_t)(one_per_core ? core_of(cpu) : cpu), mask = (uint64_t)1 << core % 64;
+        if (counted[core / 64] & mask) continue;
         counted[core / 64] |= mask;
+        if (count < most) cpus[count] = cpu;
+        count++;
     }
-    return COLI_MAX(COLI_MIN(cores, cpu_quota()), 1);
+    return count;
 }
+
+bool coli_os_pin(int32_t cpu) {
+    unsigned long mask[MAX_CPUS / (8 * sizeof(unsigned long))] = {0};
+    size_t bits = 8 * sizeof(unsigned long);
+    if (cpu < 0 || cpu >= MAX_CPUS) return false;
+    mask[(size_t)cpu / bits] = 1ul << (size_t)cpu % bits;
+    return sched_setaffinity(0, sizeof mask, (cpu_set_t *)mask) == 0; /* 0: this thread */
+}
+
+int coli_os_num_cores(void) { return COLI_MAX(COLI_MIN(coli_os_cpus(true, NULL, 0), cpu_quota()), 1); }
 #elif defined(__APPLE__)
 int coli_os_num_cores(void) {
     int cores = 1;
@@ -236,6 +248,18 @@ int coli_os_num_cores(void) {
 int coli_os_num_cores(void) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     return cores > 0 && cores < INT32_MAX ? (int)cores : 1;
+}
+#endif
+
+#if !defined(__linux__)
+int coli_os_cpus(bool one_per_core, int32_t *cpus, int most) {
+    (void)one_per_core, (void)cpus, (void)most;
+    return 0;
+}
+
+bool coli_os_pin(int32_t cpu) {
+    (void)cpu;
+    return false;
 }
 #endif
 

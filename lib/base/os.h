@@ -24,6 +24,10 @@ uint64_t coli_os_now_ns(void); /* monotonic; vDSO, no system call on Linux */
 void *coli_os_fork_guard_new(void);
 bool coli_os_forked(const void *guard);
 void coli_os_fork_guard_free(void *guard);
+/* CPUs this process may run on, ascending; with one_per_core the first of every physical core. Writes at most `most` (cpus may
+ * be NULL with 0) and returns how many there are; 0: this system does not say. Reads files. */
+int coli_os_cpus(bool one_per_core, int32_t *cpus, int most);
+bool coli_os_pin(int32_t cpu); /* the calling thread to one CPU; false: refused, or the system has no such thing */
 int coli_os_num_cores(void);   /* physical cores this process may run on (affinity, siblings, CPU quota respected), >= 1. Reads files */
 
 /* Threads and waiting. Stack size is set explicitly (musl's default is 128 KiB). The object stays in place until the thread is

@@ -88,18 +88,31 @@ bool coli_os_forked(const void *guard) {
 
 void coli_os_fork_guard_free(void *guard) { (void)guard; }
 
-/* Cores of this process's processor group with at least one hardware thread in its affinity. */
-int coli_os_num_cores(void) {
+/* CPUs of this process's processor group that are in its affinity; of a core the first one. */
+int coli_os_cpus(bool one_per_core, int32_t *cpus, int most) {
     SYSTEM_LOGICAL_PROCESSOR_INFORMATION cores[256];
     DWORD bytes = sizeof cores;
-    DWORD_PTR allowed, all;
-    if (!GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all) || !GetLogicalProcessorInformation(cores, &bytes))
-        return 1;
+    DWORD_PTR allowed, all, chosen = 0;
+    if (!GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all) || !GetLogicalProcessorInformation(cores, &bytes)) return 0;
+    for (DWORD i = 0; i < bytes / sizeof *cores; i++) {
+        DWORD_PTR mask = cores[i].Relationship == RelationProcessorCore ? cores[i].ProcessorMask & allowed : 0;
+        chosen |= one_per_core ? mask & (~mask + 1) : mask; /* the lowest bit alone */
+    }
     int count = 0;
-    for (DWORD i = 0; i < bytes / sizeof *cores; i++)
-        if (cores[i].Relationship == RelationProcessorCore && (cores[i].ProcessorMask & allowed)) count++;
-    return COLI_MAX(count, 1);
+    for (int cpu = 0; cpu < (int)(8 * sizeof chosen); cpu++) {
+        if (!(chosen >> cpu & 1)) continue;
+        if (count < most) cpus[count] = cpu;
+        count++;
+    }
+    return count;
 }
+
+bool coli_os_pin(int32_t cpu) {
+    if (cpu < 0 || cpu >= (int32_t)(8 * sizeof(DWORD_PTR))) return false;
+    return SetThreadAffinityMask(GetCurrentThread(), (DWORD_PTR)1 << cpu) != 0;
+}
+
+int coli_os_num_cores(void) { return COLI_MAX(coli_os_cpus(true, NULL, 0), 1); }
 
 /* ---- Threads ----------------------------------------------------------------------------------------------------------- */
 

@@ -26,6 +26,7 @@ typedef struct worker {
     coli_os_thread_t thread;
     coli_pool_t *pool;
     uint32_t number; /* 1 ... num_threads - 1 */
+    int32_t cpu;     /* to stay on; -1: wherever the system likes */
 } worker_t;
 
 struct coli_pool {
@@ -44,6 +45,7 @@ struct coli_pool {
     _Atomic uint32_t sleepers;                   /* workers that sleep on epoch or are about to */
     _Atomic uint32_t stopping;
     _Atomic uint32_t arrived;                    /* workers that run */
+    _Atomic uint32_t unpinned;                   /* number of one that the system would not let stay on its CPU; 0: none */
 };
 
 uint64_t coli_pool_size(uint32_t num_threads) {
@@ -85,6 +87,7 @@ static void worker_main(void *argument) {
     worker_t *worker = argument;
     coli_pool_t *pool = worker->pool;
     coli_fp_set(COLI_FP_DEFAULT); /* not what the starting thread had */
+    if (worker->cpu >= 0 && !coli_os_pin(worker->cpu)) atomic_store(&pool->unpinned, worker->number);
     atomic_fetch_add(&pool->arrived, 1);
     coli_os_wake(&pool->arrived, false);
     for (;;) {
@@ -150,7 +153,7 @@ static void wait_for_arrival(coli_pool_t *pool) {
     while ((arrived = atomic_load(&pool->arrived)) != pool->num_started) coli_os_wait(&pool->arrived, arrived);
 }
 
-coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
+coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const int32_t *cpus) {
     COLI_ASSERT(num_threads >= 1 && num_threads <= COLI_MAX_THREADS && (uintptr_t)memory % COLI_ALIGN == 0);
     memset(memory, 0, coli_pool_size(num_threads));
     coli_pool_t *pool = memory;
@@ -161,6 +164,7 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
         worker_t *worker = &pool->workers[i];
         worker->pool = pool;
         worker->number = i + 1;
+        worker->cpu = cpus ? cpus[i + 1] : -1;
         if (!coli_os_thread_start(&worker->thread, worker_main, worker)) {
             coli_pool_stop(pool);
             coli_fail(COLIBRI_ERR_THREAD, "the system refused to start thread %u of %u; ask for fewer (num_threads)", i + 2,
@@ -170,6 +174,12 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads) {
         pool->num_started++;
     }
     wait_for_arrival(pool);
+    uint32_t unpinned = atomic_load(&pool->unpinned);
+    if (unpinned != 0) {
+        coli_pool_stop(pool);
+        coli_fail(COLIBRI_ERR_THREAD, "the system refused to keep thread %u on CPU %d (cpu_affinity)", unpinned, (int)cpus[unpinned]);
+        return NULL;
+    }
     return pool;
 }
 

@@ -13,8 +13,9 @@ typedef struct coli_pool coli_pool_t;
 typedef void (*coli_work_fn)(void *argument, uint32_t begin, uint32_t end, uint32_t thread);
 
 uint64_t coli_pool_size(uint32_t num_threads); /* bytes of memory coli_pool_start needs, 64-byte aligned */
-/* Start the workers in `memory` (owned by the caller, kept until coli_pool_stop). NULL and COLIBRI_ERR_THREAD on failure. */
-coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads);
+/* Start the workers in `memory` (owned by the caller, kept until coli_pool_stop). cpus: NULL, or [num_threads], the CPU that
+ * thread i stays on (i >= 1: the caller's thread is the caller's own). NULL and COLIBRI_ERR_THREAD on failure. */
+coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const int32_t *cpus);
 void coli_pool_stop(coli_pool_t *pool); /* joins all workers */
 uint32_t coli_pool_num_threads(const coli_pool_t *pool);
 

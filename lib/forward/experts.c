@@ -192,54 +192,94 @@ static void plan_pairs(colibri_t *s, uint32_t n) {
 typedef struct token_work {
     colibri_t *s;
     const coli_layer_t *layer;
+    const float *given;     /* a host's own rows [n][hidden_size] for these tokens; NULL: the residual stream */
+    float *output;          /* of a host: rows [n][hidden_size]; NULL: the residual stream */
+    _Atomic uint32_t *bad;  /* of a host: the least row of output that is not finite */
+    uint32_t first;         /* of a host: number of the row of token 0 */
 } token_work_t;
+
+/* b.normed[t] is there: its quantised forms, as the layer's matrices want them. */
+static void quantise_token(const token_work_t *work, uint32_t t, uint32_t thread) {
+    colibri_t *s = work->s;
+    const coli_layer_t *layer = work->layer;
+    bool other = layer->is_moe ? layer->has_shared && coli_is_quantised(layer->shared.gate_up.dtype)
+                               : coli_is_quantised(layer->dense.gate_up.dtype);
+    bool routed = layer->is_moe && coli_is_quantised(layer->expert_dtype);
+    if (other || routed)
+        coli_act_row(s->kernels, s->b.normed + (uint64_t)t * s->hidden_stride, s->hidden_stride, coli_thread_scratch(s, thread),
+                     t, other ? &s->b.act_other : NULL, routed ? &s->b.act_expert : NULL);
+}
 
 static void norm_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
     const token_work_t *work = argument;
     colibri_t *s = work->s;
-    const coli_layer_t *layer = work->layer;
     const colibri_file_params *p = s->weights->params;
     uint32_t width = s->hidden_stride;
-    bool other = layer->is_moe ? layer->has_shared && coli_is_quantised(layer->shared.gate_up.dtype)
-                               : coli_is_quantised(layer->dense.gate_up.dtype);
-    bool routed = layer->is_moe && coli_is_quantised(layer->expert_dtype);
     for (uint32_t t = begin; t < end; t++) {
-        float *normed = s->b.normed + (uint64_t)t * width;
-        s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, layer->mlp_norm, normed, width, p->hidden_size,
-                             p->rms_norm_eps);
-        if (other || routed)
-            coli_act_row(s->kernels, normed, width, coli_thread_scratch(s, thread), t, other ? &s->b.act_other : NULL,
-                         routed ? &s->b.act_expert : NULL);
+        s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, work->layer->mlp_norm, s->b.normed + (uint64_t)t * width, width,
+                             p->hidden_size, p->rms_norm_eps);
+        quantise_token(work, t, thread);
     }
 }
 
-/* hidden += residual_scale * (sum over the token's experts, ascending, + gate * shared). Routed outputs only. */
-static void merge_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+static void given_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
     const token_work_t *work = argument;
+    colibri_t *s = work->s;
+    uint32_t width = s->hidden_stride, n = s->weights->params->hidden_size;
+    for (uint32_t t = begin; t < end; t++) {
+        float *row = s->b.normed + (uint64_t)t * width;
+        memcpy(row, work->given + (uint64_t)t * n, n * sizeof(float));
+        memset(row + n, 0, (width - n) * sizeof(float));
+        quantise_token(work, t, thread);
+    }
+}
+
+/* Token t's experts, ascending, + gate * shared, into sum [H]; of a dense layer the MLP's row. */
+static void sum_experts(const token_work_t *work, uint32_t t, float *sum) {
     colibri_t *s = work->s;
     const coli_moe_plan_t *plan = &s->b.moe;
     uint32_t width = s->hidden_stride, k = s->options.top_k;
+    const float *projected = s->b.projected + (uint64_t)t * width;
+    if (!work->layer->is_moe) {
+        memcpy(sum, projected, width * sizeof(float));
+        return;
+    }
+    memset(sum, 0, width * sizeof(float));
+    for (uint32_t i = t * k; i < (t + 1) * k; i++)
+        s->kernels->axpy(plan->pair_weight[i], s->b.expert_out + (uint64_t)plan->token_pair[i] * width, sum, width);
+    if (!work->layer->has_shared) return;
+    float gate = 1;
+    if (work->layer->shared_gate.rows) gate = s->b.shared_gate[(uint64_t)t * COLIBRI_TILE_ROWS];
+    s->kernels->axpy(gate, projected, sum, width);
+}
+
+/* hidden += residual_scale * (experts' sum). */
+static void merge_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    const token_work_t *work = argument;
+    colibri_t *s = work->s;
+    uint32_t width = s->hidden_stride;
     float *sum = coli_thread_scratch(s, thread);
     for (uint32_t t = begin; t < end; t++) {
-        memset(sum, 0, width * sizeof(float));
-        for (uint32_t i = t * k; i < (t + 1) * k; i++)
-            s->kernels->axpy(plan->pair_weight[i], s->b.expert_out + (uint64_t)plan->token_pair[i] * width, sum, width);
-        if (work->layer->has_shared) {
-            float gate = 1;
-            if (work->layer->shared_gate.rows) gate = s->b.shared_gate[(uint64_t)t * COLIBRI_TILE_ROWS];
-            s->kernels->axpy(gate, s->b.projected + (uint64_t)t * width, sum, width);
-        }
+        sum_experts(work, t, sum);
         s->kernels->axpy(s->weights->params->residual_scale, sum, s->b.hidden + (uint64_t)t * width, width);
     }
 }
 
-static void dense_residual_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
-    (void)thread;
-    colibri_t *s = ((const token_work_t *)argument)->s;
-    uint32_t width = s->hidden_stride;
-    for (uint32_t t = begin; t < end; t++)
-        s->kernels->axpy(s->weights->params->residual_scale, s->b.projected + (uint64_t)t * width,
-                         s->b.hidden + (uint64_t)t * width, width);
+/* The sums as they are to the host; rows that are not finite become zeros. */
+static void output_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    const token_work_t *work = argument;
+    uint32_t n = work->s->weights->params->hidden_size;
+    float *sum = coli_thread_scratch(work->s, thread);
+    for (uint32_t t = begin; t < end; t++) {
+        float *out = work->output + (uint64_t)t * n;
+        bool bad = false;
+        sum_experts(work, t, sum);
+        for (uint32_t i = 0; i < n; i++) bad |= sum[i] - sum[i] != 0;
+        if (bad) memset(sum, 0, n * sizeof(float));
+        memcpy(out, sum, n * sizeof(float));
+        uint32_t row = work->first + t, least = atomic_load_explicit(work->bad, memory_order_relaxed);
+        while (bad && row < least && !atomic_compare_exchange_weak(work->bad, &least, row)) continue;
+    }
 }
 
 static float sigmoid(float x) { return 1.0f / (1.0f + coli_expf(-x)); }
@@ -295,13 +335,11 @@ static void run_routed(colibri_t *s, uint32_t index, const coli_layer_t *layer, 
     run_set(&set);
 }
 
-void coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {
-    const coli_layer_t *layer = &s->weights->layers[index];
-    token_work_t work = {s, layer};
-    coli_pool_run(s->pool, norm_tokens, &work, n, 4);
+/* The layer's MLPs over the chunk's n tokens in b.normed: into b.expert_out and b.projected, for sum_experts. */
+static void run_mlps(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) {
+    const coli_layer_t *layer = work->layer;
     if (!layer->is_moe) {
         run_single(s, index, &layer->dense, n);
-        coli_pool_run(s->pool, dense_residual_tokens, &work, n, 4);
         return;
     }
     uint64_t since = coli_os_now_ns();
@@ -309,9 +347,33 @@ void coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {
     plan_pairs(s, n);
     s->counters.totals.router_ns += coli_os_now_ns() - since;
     if (layer->has_shared) run_single(s, index, &layer->shared, n);
-    if (layer->shared_gate.rows) coli_pool_run(s->pool, shared_gate_tokens, &work, n, 16);
+    if (layer->shared_gate.rows) coli_pool_run(s->pool, shared_gate_tokens, work, n, 16);
     run_routed(s, index, layer, n);
-    since = coli_os_now_ns();
-    coli_pool_run(s->pool, merge_tokens, &work, n, 4);
-    count_layer(s, index, n, coli_os_now_ns() - since);
+}
+
+static void merge(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) {
+    uint64_t since = coli_os_now_ns();
+    coli_pool_run(s->pool, work->output ? output_tokens : merge_tokens, work, n, 4);
+    if (work->layer->is_moe) count_layer(s, index, n, coli_os_now_ns() - since);
+}
+
+void coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {
+    token_work_t work = {.s = s, .layer = &s->weights->layers[index]};
+    coli_pool_run(s->pool, norm_tokens, &work, n, 4);
+    run_mlps(s, index, n, &work);
+    merge(s, index, n, &work);
+}
+
+int32_t coli_mlp_rows(colibri_t *s, uint32_t index, const float *hidden, uint32_t n, float *output) {
+    uint64_t width = s->weights->params->hidden_size;
+    _Atomic uint32_t bad = UINT32_MAX;
+    for (uint32_t begin = 0; begin < n; begin += s->options.chunk) {
+        uint32_t count = COLI_MIN(n - begin, s->options.chunk);
+        token_work_t work = {.s = s, .layer = &s->weights->layers[index], .given = hidden + begin * width,
+                             .output = output + begin * width, .bad = &bad, .first = begin};
+        coli_pool_run(s->pool, given_tokens, &work, count, 4);
+        run_mlps(s, index, count, &work);
+        merge(s, index, count, &work);
+    }
+    return bad == UINT32_MAX ? -1 : (int32_t)bad;
 }

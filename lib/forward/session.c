@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/affinity.h"
 #include "base/cpu.h"
 #include "base/os.h"
 #include "base/status.h"
@@ -78,7 +79,10 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
                          p->num_experts);
     o->batch = c->max_batch_size ? (uint32_t)c->max_batch_size : 1;
     o->seq = c->max_seq_len ? (uint32_t)c->max_seq_len : COLI_MIN(p->max_position, DEFAULT_MAX_SEQ);
-    o->threads = c->num_threads ? (uint32_t)c->num_threads : (uint32_t)COLI_MIN(coli_os_num_cores(), COLI_MAX_THREADS);
+    o->threads = (uint32_t)c->num_threads;
+    colibri_status_t status = coli_affinity(c->cpu_affinity, &o->threads, &o->pinned, o->cpus);
+    if (status) return status;
+    if (o->threads == 0) o->threads = (uint32_t)COLI_MIN(coli_os_num_cores(), COLI_MAX_THREADS);
     o->top_k = c->top_k ? (uint32_t)c->top_k : p->top_k;
     o->chunk =
         (uint32_t)COLI_MIN(c->max_chunk_tokens ? (uint64_t)c->max_chunk_tokens : DEFAULT_CHUNK, (uint64_t)o->batch * o->seq);
@@ -173,7 +177,7 @@ static colibri_status_t start(colibri_t *s, const coli_kernels_t *kernels, colib
     s->options = *o;
     atomic_init(&s->cancel, 0);
     s->fork_guard = o->threads > 1 ? coli_os_fork_guard_new() : NULL;
-    s->pool = coli_pool_start(s->pool_memory, o->threads);
+    s->pool = coli_pool_start(s->pool_memory, o->threads, o->pinned ? s->options.cpus : NULL);
     if (s->pool) return COLIBRI_OK;
     coli_os_fork_guard_free(s->fork_guard);
     return colibri_last_status();

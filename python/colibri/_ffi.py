@@ -192,6 +192,7 @@ class colibri_config_t(_Sized):
         ("reserved0", c_int32),
         ("log", colibri_log_fn),
         ("log_user_data", c_void_p),
+        ("cpu_affinity", c_char_p),
     ]
 
 
@@ -302,6 +303,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "colibri_reset": (_status, [c_void_p]),
     "colibri_cancel": (None, [c_void_p]),
     "colibri_sample": (_status, [c_void_p, c_int32, POINTER(colibri_sampling_t), POINTER(c_int32)]),
+    "colibri_moe_forward": (_status, [c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
     "colibri_route_tokens": (_status, [c_void_p, c_int32, c_void_p, c_int32, c_void_p, c_void_p]),
     "colibri_stats": (_status, [c_void_p, POINTER(colibri_stats_t)]),
     "colibri_expert_stats": (_status, [c_void_p, c_int32, POINTER(colibri_expert_stats_t), c_size_t]),

@@ -84,6 +84,8 @@ class Session:
         dtype: "f32", "f16", "bf16" or "q8", which the file must have; None: any.
         kv_dtype: "f32" or "f16" of the KV cache; None: f32 for f32 files, else f16.
         activation_bits: 8 or 16 in q8 files; None: 8 in routed experts, 16 elsewhere.
+        cpu_affinity: where threads stay: "none", "auto" (one physical core each) or a list of CPUs such as "0,2,4-7";
+            thread 0 is the caller's own and is left alone. None: none.
         max_chunk_tokens: tokens computed together; sets memory and speed, never results. None: 512.
         log: called as ``log(level, message)`` while the session is made; level is "info" or "warning".
 
@@ -109,6 +111,7 @@ class Session:
         dtype: str | None = None,
         kv_dtype: Literal["f32", "f16"] | None = None,
         activation_bits: int | None = None,
+        cpu_affinity: str | None = None,
         max_chunk_tokens: int | None = None,
         log: Callable[[str, str], None] | None = None,
         **unknown: Any,
@@ -134,6 +137,7 @@ class Session:
             kv_dtype=_choice("kv_dtype", kv_dtype, kv_dtypes) if kv_dtype is not None else 0,
             activation_bits=as_int("activation_bits", activation_bits or 0, 0, _INT32_MAX),
             max_chunk_tokens=as_int("max_chunk_tokens", max_chunk_tokens or 0, 0, _INT32_MAX),
+            cpu_affinity=cpu_affinity.encode() if cpu_affinity is not None else None,
         )
         self.top_k: int = config.top_k or info["top_k"]
         self._row_width: int = info["hidden_size"] if outputs == "hidden" else info["vocab_size"]
@@ -462,6 +466,45 @@ class Session:
         Raises:
             NotFiniteError: a row is not finite: its ids are -1 and its weights 0; ``results`` holds both arrays.
         """
+        source = self._hidden_rows(hidden)
+        weights = aligned_empty((len(source), self.top_k))
+        ids = aligned_empty((len(source), self.top_k)).view(np.int32)
+        layer = as_int("layer", layer, 0, self._num_layers - 1)
+        with self._use() as ctx:
+            status = _ffi.lib().colibri_route_tokens(
+                ctx, layer, source.ctypes.data, len(source), ids.ctypes.data, weights.ctypes.data
+            )
+            if status != _ffi.COLIBRI_OK:
+                failure = _ffi.last_error(status)
+                failure.results = (ids, weights)
+                raise failure
+        return ids, weights
+
+    def moe_forward(self, layer: int, hidden: Any) -> FloatArray:
+        """One layer's experts alone, router and shared expert included; of a dense layer its MLP.
+
+        Args:
+            layer: from 0.
+            hidden: float32 [n, hidden_size], already normed.
+
+        Returns:
+            float32 [n, hidden_size]; no residual is added.
+
+        Raises:
+            NotFiniteError: a row's result is not finite and became zeros; ``results`` holds the array.
+        """
+        rows = self._hidden_rows(hidden)  # becomes the output
+        layer = as_int("layer", layer, 0, self._num_layers - 1)
+        with self._use() as ctx:
+            status = _ffi.lib().colibri_moe_forward(ctx, layer, rows.ctypes.data, len(rows), rows.ctypes.data)
+            if status != _ffi.COLIBRI_OK:
+                failure = _ffi.last_error(status)
+                failure.results = rows
+                raise failure
+        return rows
+
+    def _hidden_rows(self, hidden: Any) -> FloatArray:
+        """A copy of a host's rows [n, hidden_size], aligned."""
         width = self.model.config["hidden_size"]
         try:
             rows = np.asarray(hidden, np.float32)
@@ -469,20 +512,9 @@ class Session:
             raise InvalidArgumentError("hidden must be an array of numbers") from None
         if rows.ndim != 2 or rows.shape[1] != width or rows.shape[0] < 1:
             raise InvalidArgumentError(f"hidden has shape {rows.shape}; it must be [n, {width}] with n at least 1")
-        source = aligned_empty(rows.shape)
-        source[...] = rows
-        weights = aligned_empty((len(rows), self.top_k))
-        ids = aligned_empty((len(rows), self.top_k)).view(np.int32)
-        layer = as_int("layer", layer, 0, self._num_layers - 1)
-        with self._use() as ctx:
-            status = _ffi.lib().colibri_route_tokens(
-                ctx, layer, source.ctypes.data, len(rows), ids.ctypes.data, weights.ctypes.data
-            )
-            if status != _ffi.COLIBRI_OK:
-                failure = _ffi.last_error(status)
-                failure.results = (ids, weights)
-                raise failure
-        return ids, weights
+        copy = aligned_empty(rows.shape)
+        copy[...] = rows
+        return copy
 
     def stats(self) -> dict[str, Any]:
         """Figures since the session was made or :meth:`stats_reset`.

@@ -571,6 +571,97 @@ static void test_route(void) {
     colibri_free(s);
 }
 
+/* ---- one layer's experts for hosts ---- */
+
+#define MOE_ROWS 9
+
+static void moe_input(float *rows, uint32_t width, uint64_t seed) {
+    for (uint32_t i = 0; i < MOE_ROWS * width; i++) rows[i] = make_random(&seed);
+}
+
+/* All rows at once, one by one, on other threads and chunks: the same bits; in place too. */
+static void check_moe_layer(const make_spec_t *spec, int32_t layer) {
+    colibri_config_t c = config();
+    float *in = aligned_alloc(64, MOE_ROWS * 512 * sizeof(float)), *all = aligned_alloc(64, MOE_ROWS * 512 * sizeof(float));
+    float *row = aligned_alloc(64, 512 * sizeof(float));
+    moe_input(in, spec->hidden, 7);
+    colibri_t *s = start(&c);
+    CHECK_EQ(colibri_moe_forward(s, layer, in, MOE_ROWS, all), COLIBRI_OK);
+    for (uint32_t r = 0; r < MOE_ROWS; r++) {
+        memcpy(row, in + r * spec->hidden, spec->hidden * sizeof(float));
+        CHECK_EQ(colibri_moe_forward(s, layer, row, 1, row), COLIBRI_OK);
+        CHECK(memcmp(row, all + r * spec->hidden, spec->hidden * sizeof(float)) == 0);
+        bool zero = true;
+        for (uint32_t i = 0; i < spec->hidden; i++) zero = zero && row[i] == 0;
+        CHECK(!zero);
+    }
+    colibri_free(s);
+    c.num_threads = 3;
+    c.max_chunk_tokens = 4;
+    s = start(&c);
+    CHECK_EQ(colibri_moe_forward(s, layer, in, MOE_ROWS, in), COLIBRI_OK);
+    CHECK(memcmp(in, all, MOE_ROWS * spec->hidden * sizeof(float)) == 0);
+    colibri_free(s);
+    free(in), free(all), free(row);
+}
+
+static void test_moe_forward(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    for (spec.dtype = COLIBRI_FILE_F32; spec.dtype <= COLIBRI_FILE_Q8; spec.dtype += COLIBRI_FILE_Q8) {
+        write_spec(&spec);
+        for (int32_t layer = 0; layer < (int32_t)spec.layers; layer++) check_moe_layer(&spec, layer);
+    }
+    colibri_config_t c = config();
+    colibri_t *s = start(&c);
+    float *rows = aligned_alloc(64, MOE_ROWS * 512 * sizeof(float)), *out = aligned_alloc(64, MOE_ROWS * 512 * sizeof(float));
+    moe_input(rows, spec.hidden, 8);
+    CHECK_EQ(colibri_moe_forward(s, 0, rows, MOE_ROWS, out), COLIBRI_OK);
+    float kept = out[5 * spec.hidden];
+    rows[4 * spec.hidden + 3] = NAN;
+    rows[7 * spec.hidden] = INFINITY;
+    CHECK_EQ(colibri_moe_forward(s, 0, rows, MOE_ROWS, out), COLIBRI_ERR_NOT_FINITE);
+    CHECK(strstr(colibri_last_error(), "row 4") != NULL);
+    CHECK(out[5 * spec.hidden] == kept && out[4 * spec.hidden + 1] == 0 && out[8 * spec.hidden] != 0);
+    CHECK_EQ(colibri_moe_forward(s, 99, rows, 1, out), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_moe_forward(s, 0, rows, 0, out), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_moe_forward(s, 0, rows + 1, 1, out), COLIBRI_ERR_ALIGNMENT);
+    CHECK_EQ(colibri_moe_forward(s, 0, rows, 1, out + 4), COLIBRI_ERR_ALIGNMENT);
+    CHECK_EQ(colibri_moe_forward(s, 0, rows, 1, NULL), COLIBRI_ERR_INVALID_ARGUMENT);
+    free(rows), free(out);
+    colibri_free(s);
+}
+
+/* ---- threads on CPUs of their own ---- */
+
+static void test_affinity(void) {
+    static const char *const bad[] = {"", "x", "0,", "1-0", "0,0", "-1", "99999999999", "0-", "0 1", "Auto", "8191"};
+    make_spec_t spec = MAKE_SPEC_TINY;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    c.num_threads = 1;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        c.cpu_affinity = bad[i];
+        CHECK(colibri_init(&c) == NULL);
+        CHECK(colibri_last_status() == COLIBRI_ERR_INVALID_ARGUMENT || colibri_last_status() == COLIBRI_ERR_UNSUPPORTED);
+    }
+    c.cpu_affinity = "none";
+    float *expected = run_config(&c, 7);
+    c.cpu_affinity = "auto";
+    c.num_threads = 0;
+    colibri_t *s = colibri_init(&c);
+    if (s == NULL) {
+        CHECK_EQ(colibri_last_status(), COLIBRI_ERR_UNSUPPORTED); /* a system without */
+    } else {
+        colibri_free(s);
+        float *there = run_config(&c, 7);
+        CHECK(memcmp(there, expected, TOKENS * spec.vocab * sizeof(float)) == 0);
+        free(there);
+        c.num_threads = 256;
+        check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    }
+    free(expected);
+}
+
 /* ---- statistics, fork ---- */
 
 static void test_stats(void) {
@@ -698,6 +789,8 @@ int main(void) {
     test_workspace();
     test_sampling();
     test_route();
+    test_moe_forward();
+    test_affinity();
     test_stats();
     test_float_environment();
     test_small_stack();

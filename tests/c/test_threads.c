@@ -48,7 +48,7 @@ static void run_region(coli_pool_t *pool, region_t *region, uint32_t items, uint
 
 static coli_pool_t *start(uint32_t num_threads, void **memory) {
     *memory = aligned_alloc(COLI_ALIGN, coli_pool_size(num_threads));
-    coli_pool_t *pool = coli_pool_start(*memory, num_threads);
+    coli_pool_t *pool = coli_pool_start(*memory, num_threads, NULL);
     CHECK(pool != NULL);
     CHECK_EQ(coli_pool_num_threads(pool), num_threads);
     return pool;
