@@ -30,12 +30,14 @@ typedef struct cli_option_t {
 
 static const cli_option_t options[] = {
     {"--model", "M", OPT_TEXT, BOTH_TOOLS, AT(model), 0, 0, "the .colibri file (required)"},
+    {"--limits", NULL, OPT_FLAG, CLI_BENCH, AT(limits), 0, 0, "measure the machine's own limits, without a model"},
+    {"--buffer-mb", "N", OPT_INT, CLI_BENCH, AT(buffer_mb), 1, 1 << 20, "that --limits reads [1024, if memory is there]"},
     {"--prompt", "P", OPT_TEXT, CLI_INFER, AT(prompt), 0, 0, "the text to continue"},
     {"--prompt-file", "F", OPT_TEXT, CLI_INFER, AT(prompt_file), 0, 0, "read it from a file instead; - is stdin"},
     {"--max-tokens", "N", OPT_INT, CLI_INFER, AT(max_tokens), 1, INT32_MAX, "new tokens at most [128, or what fits]"},
     {"--prompt-tokens", "N", OPT_INT, CLI_BENCH, AT(prompt_tokens), 1, 1 << 24, "tokens of the prompt [512]"},
     {"--gen-tokens", "N", OPT_INT, CLI_BENCH, AT(gen_tokens), 1, 1 << 24, "tokens run one by one [64]"},
-    {"--repeat", "R", OPT_INT, CLI_BENCH, AT(repeat), 1, 10000, "rounds; the best one gives the speed [3]"},
+    {"--repeat", "R", OPT_INT, CLI_BENCH, AT(repeat), 1, 10000, "rounds; the best one counts [3; --limits: 7]"},
     {"--temperature", "T", OPT_REAL, CLI_INFER, AT(temperature), 0, FLT_MAX, "0: always the likeliest token [0]"},
     {"--sample-top-k", "N", OPT_INT, CLI_INFER, AT(sample_top_k), 0, INT32_MAX, "draw among the N likeliest, 0: all [0]"},
     {"--top-p", "P", OPT_REAL, CLI_INFER, AT(top_p), 0, 1, "draw among the likeliest tokens of this probability [1]"},
@@ -45,7 +47,7 @@ static const cli_option_t options[] = {
     {"--max-batch-size", "B", OPT_INT, CLI_INFER, AT(max_batch_size), 1, 4096, "continue the prompt B times at once [1]"},
     {"--max-seq-len", "N", OPT_INT, CLI_INFER, AT(max_seq_len), 1, INT32_MAX, "room in tokens [what this prompt needs]"},
     {"--top-k", "K", OPT_INT, BOTH_TOOLS, AT(top_k), 1, INT32_MAX, "experts per token (not of sampling) [the model's]"},
-    {"--threads", "T", OPT_INT, BOTH_TOOLS, AT(threads), 0, 256, "0: one per physical core [0]"},
+    {"--threads", "T", OPT_INT, BOTH_TOOLS, AT(threads), 0, 256, "0: one per physical core; --limits: all [0]"},
     {"--isa", "I", OPT_TEXT, BOTH_TOOLS, AT(isa), 0, 0, "force an instruction set: ref, avx2, avx512 [the best]"},
     {"--verbose", NULL, OPT_FLAG, CLI_INFER, AT(verbose), 0, 0, "time of every layer and expert, on stderr"},
     {"--json", NULL, OPT_FLAG, CLI_BENCH, AT(json), 0, 0, "print one JSON object"},
@@ -176,7 +178,7 @@ static void arguments_to_utf8(int argc, char **argv) {
 #endif
 
 int cli_parse(int tool, int argc, char **argv, cli_args_t *args) {
-    *args = (cli_args_t){.max_batch_size = 1, .prompt_tokens = 512, .gen_tokens = 64, .repeat = 3};
+    *args = (cli_args_t){.max_batch_size = 1, .prompt_tokens = 512, .gen_tokens = 64};
     arguments_to_utf8(argc, argv);
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i], *equals = strchr(argument, '=');
@@ -193,7 +195,8 @@ int cli_parse(int tool, int argc, char **argv, cli_args_t *args) {
         if (status != CLI_OK) return status;
     }
     if (args->help || args->version) return CLI_OK;
-    if (args->model == NULL) return cli_usage(tool, "--model is missing; see --help");
+    if (args->limits && args->model != NULL) return cli_usage(tool, "--limits measures the machine: it takes no --model");
+    if (args->model == NULL && !args->limits) return cli_usage(tool, "--model is missing; see --help");
     return CLI_OK;
 }
 

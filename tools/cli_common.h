@@ -22,8 +22,8 @@ typedef struct cli_args_t {
     int64_t sample_top_k;
     uint64_t seed;
     double temperature, top_p, min_p, repetition_penalty;
-    int64_t prompt_tokens, gen_tokens, repeat;
-    int verbose, json, help, version;
+    int64_t prompt_tokens, gen_tokens, repeat, buffer_mb;
+    int verbose, json, limits, help, version;
 } cli_args_t;
 
 /* Read the arguments of `tool`. CLI_OK, or CLI_USAGE after one line on stderr. On Windows argv becomes UTF-8 in place. */

@@ -1,4 +1,5 @@
-/* colibri-bench.c: prefill and decode speed of a .colibri file, through the public header alone.
+/* colibri-bench.c: prefill and decode speed of a .colibri file, through the public header alone; with --limits, the
+ * machine's own (limits.c).
  *
  * A round is a prompt of pseudo-random tokens, the same on every machine, and then single tokens, each chosen greedily and
  * thrown away. The best round gives the speeds; the times of single tokens are of all rounds.
@@ -7,6 +8,7 @@
 #include <stdlib.h>
 
 #include "cli_common.h"
+#include "limits.h"
 
 typedef struct bench_t {
     const cli_args_t *args;
@@ -160,6 +162,8 @@ int main(int argc, char **argv) {
     cli_args_t args;
     int status = cli_parse(CLI_BENCH, argc, argv, &args);
     if (status != CLI_OK || cli_answer(CLI_BENCH, &args, &status)) return status;
+    if (args.limits) return limits_run(&args);
+    if (args.repeat == 0) args.repeat = 3;
     bench_t bench = {.args = &args, .prefill_seconds = INFINITY, .decode_seconds = INFINITY};
     status = prepare(&bench);
     for (int64_t i = 0; i < args.repeat && status == CLI_OK; i++) status = one_round(&bench);

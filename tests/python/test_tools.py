@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,9 +33,11 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tools")
     library = folder / "libcolibri.so.0"
     shutil.copy(_lib.library_path(), library)
-    for name in ("colibri-infer", "colibri-bench"):
-        sources = [str(ROOT / "tools" / f"{name}.c"), str(ROOT / "tools" / "cli_common.c")]
-        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", str(ROOT / "include"), f"-Wl,-rpath,{folder}"]
+    parts = {"colibri-infer": [], "colibri-bench": ["limits", "limits_units"]}
+    for name, more in parts.items():
+        sources = [str(ROOT / "tools" / f"{part}.c") for part in (name, "cli_common", *more)]
+        flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        flags += ["-I", str(ROOT / "include"), f"-Wl,-rpath,{folder}"]
         subprocess.run([*command, *flags, *sources, str(library), "-lm", "-o", str(folder / name)], check=True)
     return folder
 
@@ -177,3 +180,35 @@ def test_bench_reads_the_same_weights_as_python(bench: Tool, tiny_model: Path) -
     value = json.loads(bench("--model", tiny_model, "--prompt-tokens", 20, "--gen-tokens", 5, "--json")[0])
     assert value.keys() == {"model", *expected}
     assert value["weight_bytes_per_token"] == expected["weight_bytes_per_token"]
+
+
+def test_limits(bench: Tool) -> None:
+    options = ["--limits", "--buffer-mb", 16, "--repeat", 1, "--threads", 3]
+    out, err = bench(*options, "--json")
+    value = json.loads(out)
+    assert err == "" and value.keys() == {
+        "cpu", "num_threads", "rounds", "buffer_bytes", "read", "int8_tops", "f32_tflops"
+    }  # fmt: skip
+    assert value["num_threads"] == 3 and value["rounds"] == 1 and value["buffer_bytes"] == 16 << 20
+    assert [read["pages"] for read in value["read"]] == ["huge", "4k"]
+    for read in value["read"]:
+        assert read["gb_per_s"].keys() == {"1", "2", "3"} and min(read["gb_per_s"].values()) > 0
+    assert value["read"][1]["huge_bytes"] == 0
+    for rates in (value["int8_tops"], value["f32_tflops"]):
+        assert rates[-1]["isa"] == "portable" and len({rate["isa"] for rate in rates}) == len(rates)
+        assert min(rate[key] for rate in rates for key in ("one_thread", "all_threads")) > 0
+    words = set(value["cpu"].split())
+    for word in ("amx_int8", "avx512_vnni", "avx2"):  # what the library found is measured, all but AMX always
+        measured = word in {rate["isa"] for rate in value["int8_tops"]}
+        assert measured == (word in words) or word == "amx_int8"
+    text = bench(*options)[0]
+    assert "4k" in text and "portable" in text and text.count("\n") > 6
+
+
+def test_limits_usage(bench: Tool, infer: Tool, tiny_model: Path) -> None:
+    assert "--limits" in bench.fails("--limits", "--model", tiny_model, status=2)
+    assert "--no-such" in bench.fails("--limits", "--no-such", status=2)
+    assert "--buffer-mb" in bench.fails("--limits", "--buffer-mb", 0, status=2)
+    assert "--limits" in infer.fails("--limits", status=2)
+    if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 1 << 40:
+        assert "memory" in bench.fails("--limits", "--buffer-mb", 1 << 20, status=1)
