@@ -152,3 +152,41 @@ def test_prefill_then_decode(tmp_path, window):  # case 20
         session.forward([(i + 1) % 101 for i in ids])  # 30 tokens: the window wrapped
         session.truncate(0, 9)
         np.testing.assert_array_equal(session.forward(ids[9:]), want[9:])
+
+
+def silu_mlp(tensors: tiny.Tensors, prefix: str, x: np.ndarray) -> np.ndarray:
+    """A gated MLP [n, hidden] in float64; w1, w3, w2 or gate_proj, up_proj, down_proj."""
+    names = ("w1", "w3", "w2") if f"{prefix}.w1.weight" in tensors else ("gate_proj", "up_proj", "down_proj")
+    gate, up, down = (tensors[f"{prefix}.{name}.weight"].astype(np.float64) for name in names)
+    g = x @ gate.T
+    return (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T
+
+
+@pytest.mark.parametrize(
+    ("family", "layer", "block"),
+    [("mixtral", 1, "block_sparse_moe"), ("qwen2_moe", 1, "mlp"), ("qwen2_moe", 0, "mlp")],  # routed; shared; dense
+)
+def test_moe_forward_is_the_formula(tmp_path, family, layer, block):
+    config = getattr(tiny, family)()
+    tensors = tiny.weights(config)
+    prefix = f"model.layers.{layer}.{block}"
+    hidden = np.random.default_rng(5).standard_normal((7, 64)).astype(np.float32)
+    with colibri.Session(convert(tmp_path, config, tensors)) as session:
+        got = session.moe_forward(layer, hidden)
+        x = hidden.astype(np.float64)
+        if tiny.is_sparse(config, layer):
+            ids, weights = session.route_tokens(layer, hidden)
+            want = np.zeros_like(x)
+            for t, i in np.ndindex(*ids.shape):
+                want[t] += weights[t, i] * silu_mlp(tensors, f"{prefix}.experts.{ids[t, i]}", x[t])
+            if f"{prefix}.shared_expert_gate.weight" in tensors:
+                gate = x @ tensors[f"{prefix}.shared_expert_gate.weight"].astype(np.float64).T
+                want += silu_mlp(tensors, f"{prefix}.shared_expert", x) / (1 + np.exp(-gate))
+        else:
+            want = silu_mlp(tensors, prefix, x)
+        assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
+        assert np.array_equal(session.moe_forward(layer, hidden[3:4]), got[3:4])
+        hidden[2, 5] = np.inf
+        with pytest.raises(colibri.NotFiniteError, match="row 2") as caught:
+            session.moe_forward(layer, hidden)
+        assert not caught.value.results[2].any() and np.array_equal(caught.value.results[3:], got[3:])
