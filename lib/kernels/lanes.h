@@ -4,6 +4,10 @@
 #ifndef COLI_LANES_H
 #define COLI_LANES_H
 
+#ifdef __AVX512F__
+#  include <immintrin.h>
+#endif
+
 #include "base/math.h"
 
 /* Vectors wider than the machine's are split; they are never passed to a function that is really called. */
@@ -17,6 +21,7 @@ typedef float v16f __attribute__((vector_size(64), may_alias));
 typedef int32_t v16i __attribute__((vector_size(64), may_alias));
 typedef uint32_t v16u __attribute__((vector_size(64), may_alias));
 typedef int8_t v16c __attribute__((vector_size(16), may_alias));
+typedef int16_t v32s __attribute__((vector_size(64), may_alias));
 typedef _Float16 v16h __attribute__((vector_size(32), may_alias));
 typedef _Float16 v32h __attribute__((vector_size(64), may_alias));
 
@@ -58,12 +63,32 @@ COLI_INLINE int32_t sum_lanes(v16i v) {
     return v[0];
 }
 
+/* Of lanes that are not NaN. */
+COLI_INLINE float largest_lane(v16f v) {
+    for (int h = LANES / 2; h > 0; h /= 2)
+        for (int i = 0; i < h; i++) v[i] = v[i + h] > v[i] ? v[i + h] : v[i];
+    return v[0];
+}
+
 COLI_INLINE v16f round_even16(v16f v) { return (v + splat(12582912.0f)) - splat(12582912.0f); } /* |v| <= 2^22 */
 
-/* coli_expf, see base/math.h. */
-COLI_INLINE v16f exp16(v16f x) {
+/* p * 2^n, exact: nf = n as a float. Anything where nf is out of range. */
+COLI_INLINE v16f scale16(v16f p, v16f nf, v16i n) {
+#ifdef __AVX512F__
+    (void)n;
+    return (v16f)_mm512_scalef_ps((__m512)p, (__m512)nf);
+#else
+    (void)nf;
+    v16i half = n >> 1;
+    v16u high = ((v16u)half + 127) << 23, low = ((v16u)n - (v16u)half + 127) << 23;
+    return p * (v16f)high * (v16f)low;
+#endif
+}
+
+/* coli_expf (base/math.h) up to its selections, so for x in [COLI_EXPF_MIN, COLI_EXPF_MAX]; NaN gives some NaN. */
+COLI_INLINE v16f exp16_between(v16f x) {
     v16f t = fma16(x, splat(COLI_EXPF_LOG2E), splat(COLI_EXPF_MAGIC)), nf = t - splat(COLI_EXPF_MAGIC);
-    v16i n = (v16i)((v16u)t - (v16u)splat(COLI_EXPF_MAGIC)), half = n >> 1;
+    v16i n = (v16i)((v16u)t - (v16u)splat(COLI_EXPF_MAGIC));
     v16f r = fma16(nf, splat(-COLI_EXPF_LN2_HI), x);
     r = fma16(nf, splat(-COLI_EXPF_LN2_LO), r);
     v16f p = splat(COLI_EXPF_C6);
@@ -73,10 +98,15 @@ COLI_INLINE v16f exp16(v16f x) {
     p = fma16(p, r, splat(COLI_EXPF_C2));
     p = fma16(p, r, splat(1.0f));
     p = fma16(p, r, splat(1.0f));
-    v16u high = ((v16u)half + 127) << 23, low = ((v16u)n - (v16u)half + 127) << 23;
-    v16f y = p * (v16f)high * (v16f)low;
+    return scale16(p, nf, n);
+}
+
+/* coli_expf of x <= 0; NaN gives some NaN. */
+COLI_INLINE v16f exp16_negative(v16f x) { return choose(x < splat(COLI_EXPF_MIN), splat(0.0f), exp16_between(x)); }
+
+COLI_INLINE v16f exp16(v16f x) {
+    v16f y = exp16_negative(x);
     y = choose(x > splat(COLI_EXPF_MAX), splat(__builtin_inff()), y);
-    y = choose(x < splat(COLI_EXPF_MIN), splat(0.0f), y);
     return choose(x != x, splat(__builtin_nanf("")), y);
 }
 
