@@ -3,11 +3,13 @@
 
 #include "forward/kvcache.h"
 
-/* Rows of quantised activations of width k (padded). f32 rows need no storage: act.f32 then points at the source. */
-static void plan_act(coli_arena_t *arena, coli_act_t *act, uint64_t rows, uint32_t k, uint32_t bits) {
+/* Rows of quantised activations of width k (padded), if any matrix wants them. f32 rows need no storage: act.f32 then points
+ * at the source. */
+static void plan_act(coli_arena_t *arena, coli_act_t *act, bool wanted, uint64_t rows, uint32_t k, uint32_t bits) {
     act->stride = k;
     act->bits = bits;
     act->f32 = NULL;
+    if (!wanted) return;
     act->hi = coli_arena_take(arena, rows, k);
     act->lo = bits == 16 ? coli_arena_take(arena, rows, k) : NULL;
     act->scale = coli_arena_take(arena, rows, sizeof(float));
@@ -16,7 +18,8 @@ static void plan_act(coli_arena_t *arena, coli_act_t *act, uint64_t rows, uint32
 }
 
 /* MLP rows: the routed experts see N * K pairs of their own width, shared and dense MLPs N rows of theirs. */
-static void plan_inner(coli_arena_t *arena, const colibri_file_params *p, const coli_options_t *o, colibri_t *s) {
+static void plan_inner(coli_arena_t *arena, const coli_weights_t *w, const coli_options_t *o, colibri_t *s) {
+    const colibri_file_params *p = w->params;
     uint64_t pairs = (uint64_t)o->chunk * o->top_k;
     uint64_t routed = pairs * coli_pad_k(p->moe_intermediate);
     uint64_t single = (uint64_t)o->chunk * coli_pad_k(COLI_MAX(p->shared_intermediate, p->dense_intermediate));
@@ -25,12 +28,13 @@ static void plan_inner(coli_arena_t *arena, const colibri_file_params *p, const 
     s->b.inner = coli_arena_take(arena, s->inner_floats, sizeof(float));
     coli_act_t *act = &s->b.act_inner;
     act->f32 = NULL;
+    s->b.expert_out = coli_arena_take(arena, pairs * s->hidden_stride, sizeof(float));
+    if (!w->quantised_experts && !w->quantised_others) return;
     act->hi = coli_arena_take(arena, s->inner_floats, 1);
-    act->lo = coli_arena_take(arena, s->inner_floats, 1);
+    act->lo = coli_arena_take(arena, COLI_MAX(o->expert_bits == 16 ? routed : 0, o->other_bits == 16 ? single : 0), 1);
     act->scale = coli_arena_take(arena, rows, sizeof(float));
     act->sum_hi = coli_arena_take(arena, rows, sizeof(int32_t));
     act->sum_lo = coli_arena_take(arena, rows, sizeof(int32_t));
-    s->b.expert_out = coli_arena_take(arena, pairs * s->hidden_stride, sizeof(float));
 }
 
 static void plan_moe(coli_arena_t *arena, const colibri_file_params *p, const coli_options_t *o, colibri_t *s) {
@@ -60,7 +64,7 @@ static void plan_attention(coli_arena_t *arena, const coli_weights_t *w, const c
     uint64_t queries = (uint64_t)s->run_tokens * group;
     b->qkv = coli_arena_take(arena, (uint64_t)o->chunk * s->qkv_stride, sizeof(float));
     b->attended = coli_arena_take(arena, (uint64_t)o->chunk * q_stride, sizeof(float));
-    plan_act(arena, &b->act_out, o->chunk, q_stride, o->other_bits);
+    plan_act(arena, &b->act_out, w->quantised_others, o->chunk, q_stride, o->other_bits);
     b->rope_cos = coli_arena_take(arena, (uint64_t)o->chunk * (p->rotary_dim / 2), sizeof(float));
     b->rope_sin = coli_arena_take(arena, (uint64_t)o->chunk * (p->rotary_dim / 2), sizeof(float));
     b->scores = coli_arena_take(arena, o->threads * queries * s->score_stride, sizeof(float));
@@ -93,11 +97,11 @@ void coli_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_options_
     b->tokens = coli_arena_take(arena, n, sizeof(coli_token_t));
     b->runs = coli_arena_take(arena, n, sizeof(coli_run_t));
     b->kernel_scratch = coli_arena_take(arena, o->threads, COLI_KERNEL_SCRATCH);
-    plan_act(arena, &b->act_other, n, s->hidden_stride, o->other_bits);
-    plan_act(arena, &b->act_expert, n, s->hidden_stride, o->expert_bits);
+    plan_act(arena, &b->act_other, w->quantised_others, n, s->hidden_stride, o->other_bits);
+    plan_act(arena, &b->act_expert, w->quantised_experts, n, s->hidden_stride, o->expert_bits);
     plan_attention(arena, w, o, s);
     plan_moe(arena, p, o, s);
-    plan_inner(arena, p, o, s);
+    plan_inner(arena, w, o, s);
     b->thread_scratch = coli_arena_take(arena, o->threads * s->thread_stride, sizeof(float));
     b->history = coli_arena_take(arena, history, sizeof(int32_t));
     b->final_hidden =

@@ -79,6 +79,8 @@ void coli_weights_view(const coli_directory_t *directory, coli_layer_t *layers, 
     for (uint32_t i = 0; i < directory->num_entries; i++) {
         const colibri_file_entry *e = &directory->entries[i];
         const uint8_t *data = directory->file + e->offset;
+        bool *quantised = e->role == COLIBRI_ROLE_EXPERTS ? &weights->quantised_experts : &weights->quantised_others;
+        *quantised |= coli_is_quantised(e->dtype);
         if (belongs_to_layer(e->role)) {
             place_in_layer(&layers[e->layer], e, data);
         } else {

@@ -49,6 +49,7 @@ typedef struct coli_weights {
     coli_matrix_t head;
     const float *rope_inv_freq;             /* [rotary_dim / 2], NULL with dynamic RoPE */
     coli_layer_t *layers;                   /* [num_layers] */
+    bool quantised_experts, quantised_others; /* is any routed expert, any other matrix q8 or q4? */
 } coli_weights_t;
 
 /* An opened model: colibri_model_t. */
