@@ -30,6 +30,7 @@ const base_sources = [_][]const u8{
     "lib/model/residency.c",
     "lib/model/model.c",
     "lib/model/pack.c",
+    "lib/model/pack_q4.c",
     "lib/model/tokenizer.c",
     "lib/model/tokenizer_split.c",
     "lib/model/tokenizer_bpe.c",

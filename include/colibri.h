@@ -369,31 +369,32 @@ COLIBRI_API void colibri_stats_reset(colibri_t *ctx);
 /* Bytes of a packed matrix [rows][k] of a type (see colibri_format.h), 0 if the arguments are out of range. */
 COLIBRI_API uint64_t colibri_packed_size(int32_t dtype, uint32_t rows, uint32_t k);
 
-/* How the row scale of q8 is chosen. */
+/* How the row scale of q8 and q4 is chosen. (The scales of 16 k in q4 always make the squared error least.) */
 typedef enum colibri_scale_rule_t {
-    COLIBRI_SCALE_LEAST_SQUARES = 0, /* the clip that makes the squared error least */
+    COLIBRI_SCALE_LEAST_SQUARES = 0, /* the one that makes the squared error least, of some tried */
     COLIBRI_SCALE_PERCENTILE = 1,    /* 99.9 % of |w| in range, the rest saturates */
-    COLIBRI_SCALE_MAX = 2            /* the largest |w| is 127 */
+    COLIBRI_SCALE_MAX = 2            /* the largest |w| is the largest integer: 127, in q4 7 * 17 */
 } colibri_scale_rule_t;
 
 typedef struct colibri_pack_t {
     uint32_t struct_size;
     int32_t src_dtype;     /* COLIBRI_DTYPE_F32, _F16 or _BF16 */
-    int32_t dst_dtype;     /* COLIBRI_DTYPE_F32, _F16, _BF16 or _Q8 */
+    int32_t dst_dtype;     /* COLIBRI_DTYPE_F32, _F16, _BF16, _Q8 or _Q4 */
     int32_t scale_rule;    /* colibri_scale_rule_t */
     const void *src;       /* row-major [rows][k], rows src_stride elements apart; 0 = k. NULL row blocks are not allowed */
     uint64_t src_stride;
     uint32_t rows, k;      /* unpadded */
     void *dst;             /* receives 16-row blocks; 64-byte aligned */
     uint64_t dst_block_stride; /* bytes from one 16-row block to the next; 0 = contiguous. gate and up use twice the block size */
-    float *dst_scale;      /* q8: receives 16 scales for each block; NULL = right after the last contiguous block */
+    float *dst_scale;      /* q8, q4: receives 16 scales for each block; NULL = right after the last contiguous block */
     uint64_t dst_scale_stride; /* floats from one block's scales to the next's; 0 = 16 */
     double squared_error;  /* out: sum of (w - stored w)^2, in the unrotated space */
     double squared_norm;   /* out: sum of w^2 */
 } colibri_pack_t;
 #define COLIBRI_PACK_INIT COLIBRI_INIT_(colibri_pack_t)
 /* Pack a matrix into tiles, padding included. NaN or infinity in src: COLIBRI_ERR_NOT_FINITE naming row and column. f32 to
- * f16 that overflows: COLIBRI_ERR_NOT_FINITE too. Same bytes on every machine. Thread-safe. Temporary memory: one row block. */
+ * f16 that overflows: COLIBRI_ERR_NOT_FINITE too. Same bytes on every machine. Thread-safe. Temporary memory: a row
+ * block of words (f32, q4), half words or bytes, in q4 another of floats. */
 COLIBRI_API colibri_status_t colibri_pack_matrix(colibri_pack_t *pack);
 /* The checksum of the format: CRC-32 as in zlib, continued from `crc` (0 to begin). */
 COLIBRI_API uint32_t colibri_crc32(uint32_t crc, const void *data, size_t bytes);

@@ -1,7 +1,8 @@
 /* pack.c: row-major weights become tiles (colibri_format.h): what a converter spends its time on. One block of 16 rows at a
  * time: widen a row to f32, convert or rotate and quantise it into a row of 32-bit words, and at the end lay the 16 rows of
- * words out as tile steps, which for every type is the same transposition: a step is one word of each row. Float sums run in
- * the written order of the kernels (or in double over fixed lanes), so the bytes are the same on every machine. */
+ * words out as tile steps, which is the same transposition for every type: a step is one word of each row. q4 lays out the
+ * rotated floats and quantises 16 rows together (pack_q4.c). Float sums run in the written order of the kernels (or in double
+ * over fixed lanes), so the bytes are the same on every machine. */
 #include <stdlib.h>
 
 #include "base/fpenv.h"
@@ -10,6 +11,7 @@
 #include "base/structs.h"
 #include "kernels/kernels.h"
 #include "model/format.h"
+#include "model/pack_q4.h"
 
 #define LANES COLIBRI_TILE_ROWS
 #define NUM_CLIPS 16           /* candidates of the search: the largest |w| times 1, 0.98, ..., 0.70 */
@@ -22,15 +24,17 @@ typedef struct packer {
     uint64_t block_bytes;
     uint32_t k;         /* padded */
     uint32_t rotation;  /* block of the Hadamard transform */
-    uint32_t row_words; /* 32-bit words of a stored row */
+    uint32_t row_words; /* 32-bit words of a row before it is laid out: q4: floats, else as stored */
     float *row;         /* [k] one row as f32 */
-    uint32_t *words;    /* [16][row_words + ROW_GAP] a block as stored, row by row */
+    uint32_t *words;    /* [16][row_words + ROW_GAP] a block, row by row */
+    float *columns;     /* [k][16] q4 alone: the same, laid out */
     double squared_error, squared_norm;
 } packer_t;
 
-static uint32_t element_size(int32_t dtype) { /* bytes; 0: not a type that can be stored */
+static uint32_t element_size(int32_t dtype) { /* bytes before a row is laid out; 0: not a type that can be stored */
     switch (dtype) {
-    case COLIBRI_DTYPE_F32: return 4;
+    case COLIBRI_DTYPE_F32:
+    case COLIBRI_DTYPE_Q4: return 4;
     case COLIBRI_DTYPE_F16:
     case COLIBRI_DTYPE_BF16: return 2;
     case COLIBRI_DTYPE_Q8: return 1;
@@ -38,10 +42,12 @@ static uint32_t element_size(int32_t dtype) { /* bytes; 0: not a type that can b
     }
 }
 
+static bool has_scales(int32_t dtype) { return dtype == COLIBRI_DTYPE_Q8 || dtype == COLIBRI_DTYPE_Q4; }
+
 uint64_t colibri_packed_size(int32_t dtype, uint32_t rows, uint32_t k) {
     uint64_t size = element_size(dtype), unused;
     if (size == 0 || rows == 0 || k == 0 || rows > INT32_MAX || k > INT32_MAX) return 0;
-    if (dtype == COLIBRI_DTYPE_Q8 && k > COLI_MAX_Q8_K) return 0;
+    if (has_scales(dtype) && k > COLI_MAX_Q8_K) return 0;
     if (!coli_mul64((uint64_t)coli_pad_rows(rows) * size, coli_pad_k(k), &unused)) return 0;
     return coli_matrix_bytes((uint32_t)dtype - 1, rows, k);
 }
@@ -175,22 +181,30 @@ static float percentile(const float *x, uint32_t k) {
     return value;
 }
 
+/* The |x| that gets the largest integer, by the percentile and max rules. */
+static float largest_kept(const packer_t *p, float max) {
+    if (p->pack.scale_rule != COLIBRI_SCALE_PERCENTILE) return max;
+    float clip = percentile(p->row, p->k);
+    return clip >= SMALLEST_MAX ? clip : max; /* else hardly any element is not zero: keep those */
+}
+
 static step_t choose_step(const packer_t *p, float max) {
     if (p->pack.scale_rule == COLIBRI_SCALE_LEAST_SQUARES) return search_step(p, max);
-    if (p->pack.scale_rule == COLIBRI_SCALE_PERCENTILE) {
-        float clip = percentile(p->row, p->k);
-        if (clip >= SMALLEST_MAX) max = clip; /* else hardly any element is not zero: keep those */
-    }
-    return step_for_clip(p, max, false);
+    return step_for_clip(p, largest_kept(p, max), false);
+}
+
+/* p->row rotated; its largest element. */
+static float rotate_row(packer_t *p) {
+    float part = 1.0f / (float)p->rotation;
+    for (uint32_t c = 0; c < p->k; c++) p->row[c] *= part; /* a power of two: exact, and no sum below can overflow */
+    p->kernels->hadamard(p->row, p->k, p->rotation);
+    return largest(p->row, p->k);
 }
 
 /* p->row, rotated and quantised; its scale. */
 static void quantize_row(packer_t *p, int8_t *out, float *scale) {
-    float part = 1.0f / (float)p->rotation;
     step_t step = { 0 };
-    for (uint32_t c = 0; c < p->k; c++) p->row[c] *= part; /* a power of two: exact, and no sum below can overflow */
-    p->kernels->hadamard(p->row, p->k, p->rotation);
-    float max = largest(p->row, p->k);
+    float max = rotate_row(p);
     if (max >= SMALLEST_MAX)
         step = choose_step(p, max);
     else
@@ -205,6 +219,40 @@ static void quantize_row(packer_t *p, int8_t *out, float *scale) {
     p->squared_error += step.error * (double)p->rotation; /* turned back, lengths grow by sqrt(block) */
 }
 
+/* ---- Rows out: q4 ------------------------------------------------------------------------------------------------------ */
+
+/* What to know of a row that waits for the other rows of its block. */
+typedef struct waiting {
+    float unit[LANES]; /* a power of two that was taken out: |x| < 64; 0: a row of zeros */
+    float most[LANES]; /* what becomes the largest integer, unless that is searched for */
+} waiting_t;
+
+/* p->row, rotated and made small. */
+static void rotate_for_q4(packer_t *p, uint32_t i, float *out, waiting_t *waiting) {
+    float max = rotate_row(p), inverse = 0;
+    waiting->unit[i] = waiting->most[i] = 0;
+    if (max >= SMALLEST_MAX) {
+        uint32_t exponent = bits_of(max) >> 23, unit = (exponent - 5) << 23, one = (259 - exponent) << 23;
+        memcpy(&waiting->unit[i], &unit, 4);
+        memcpy(&inverse, &one, 4);
+        if (p->pack.scale_rule != COLIBRI_SCALE_LEAST_SQUARES) waiting->most[i] = largest_kept(p, max) * inverse;
+    } else {
+        p->squared_error += squares(p->row, NULL, p->k) * (double)p->rotation;
+    }
+    for (uint32_t c = 0; c < p->k; c++) out[c] = p->row[c] * inverse;
+}
+
+static void quantize_block_q4(packer_t *p, const waiting_t *waiting, uint8_t *dst, float scales[LANES]) {
+    coli_q4_rule_t rule = p->pack.scale_rule == COLIBRI_SCALE_LEAST_SQUARES ? COLI_Q4_SEARCH : COLI_Q4_FIXED;
+    double error[LANES];
+    coli_pack_q4(p->columns, p->k, rule, waiting->most, dst, scales, error);
+    for (int r = 0; r < LANES; r++) {
+        double unit = (double)waiting->unit[r];
+        scales[r] *= waiting->unit[r];
+        p->squared_error += error[r] * unit * unit * (double)p->rotation;
+    }
+}
+
 /* ---- Blocks ------------------------------------------------------------------------------------------------------------ */
 
 /* A step is one 32-bit word (1, 2 or 4 elements) of each of the 16 rows. */
@@ -215,6 +263,8 @@ static void lay_out(const packer_t *p, uint32_t *dst) {
 }
 
 static colibri_status_t pack_block(packer_t *p, uint32_t b) {
+    uint8_t *dst = (uint8_t *)p->pack.dst + b * p->pack.dst_block_stride;
+    waiting_t waiting = { 0 };
     float *scales = p->pack.dst_scale ? p->pack.dst_scale + b * p->pack.dst_scale_stride : NULL;
     for (uint32_t i = 0; i < LANES; i++) {
         uint32_t r = b * LANES + i;
@@ -222,38 +272,44 @@ static colibri_status_t pack_block(packer_t *p, uint32_t b) {
         colibri_status_t status = COLIBRI_OK;
         if (r >= p->pack.rows) { /* padding */
             memset(words, 0, (size_t)p->row_words * 4);
-            if (p->pack.dst_dtype == COLIBRI_DTYPE_Q8) scales[i] = 0;
+            if (scales) scales[i] = 0;
             continue;
         }
         if ((status = read_row(p, r)) != COLIBRI_OK) return status;
         if (p->pack.dst_dtype == COLIBRI_DTYPE_Q8)
             quantize_row(p, (int8_t *)words, &scales[i]);
+        else if (p->pack.dst_dtype == COLIBRI_DTYPE_Q4)
+            rotate_for_q4(p, i, (float *)words, &waiting);
         else if (p->pack.dst_dtype == COLIBRI_DTYPE_F32)
             memcpy(words, p->row, (size_t)p->k * 4);
         else
             status = narrow_row(p, r, (uint16_t *)words);
         if (status != COLIBRI_OK) return status;
     }
-    lay_out(p, (uint32_t *)(void *)((uint8_t *)p->pack.dst + b * p->pack.dst_block_stride));
+    bool q4 = p->pack.dst_dtype == COLIBRI_DTYPE_Q4;
+    lay_out(p, q4 ? (uint32_t *)p->columns : (uint32_t *)(void *)dst);
+    if (q4) quantize_block_q4(p, &waiting, dst, scales);
     return COLIBRI_OK;
 }
 
 /* ---- Arguments --------------------------------------------------------------------------------------------------------- */
 
 static colibri_status_t check_kinds(const colibri_pack_t *pack) {
-    if (element_size(pack->src_dtype) < 2)
+    if (has_scales(pack->src_dtype) || element_size(pack->src_dtype) == 0)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.src_dtype is %d; f32 (1), f16 (2) and bf16 (3) can be packed",
                          (int)pack->src_dtype);
     if (element_size(pack->dst_dtype) == 0)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "pack.dst_dtype is %d; f32 (1), f16 (2), bf16 (3) and q8 (4) can be written", (int)pack->dst_dtype);
+                         "pack.dst_dtype is %d; f32 (1), f16 (2), bf16 (3), q8 (4) and q4 (5) can be written",
+                         (int)pack->dst_dtype);
     if (pack->scale_rule < COLIBRI_SCALE_LEAST_SQUARES || pack->scale_rule > COLIBRI_SCALE_MAX)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.scale_rule is %d; 0, 1 and 2 are known", (int)pack->scale_rule);
     if (pack->src == NULL || pack->dst == NULL)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack.%s is NULL", pack->src == NULL ? "src" : "dst");
     if (colibri_packed_size(pack->dst_dtype, pack->rows, pack->k) == 0)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "pack: a matrix of %u rows and k = %u is out of range (q8: k up to %d)",
-                         (unsigned)pack->rows, (unsigned)pack->k, COLI_MAX_Q8_K);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "pack: a matrix of %u rows and k = %u is out of range (q8 and q4: k up to %d)", (unsigned)pack->rows,
+                         (unsigned)pack->k, COLI_MAX_Q8_K);
     return COLIBRI_OK;
 }
 
@@ -280,7 +336,7 @@ static colibri_status_t check_strides(packer_t *p) {
     if ((uintptr_t)pack->dst % COLI_ALIGN != 0 || pack->dst_block_stride % COLI_ALIGN != 0)
         return coli_fail(COLIBRI_ERR_ALIGNMENT, "pack.%s is not a multiple of 64",
                          (uintptr_t)pack->dst % COLI_ALIGN ? "dst" : "dst_block_stride");
-    if (pack->dst_dtype != COLIBRI_DTYPE_Q8) {
+    if (!has_scales(pack->dst_dtype)) {
         pack->dst_scale = NULL;
     } else if (pack->dst_scale == NULL) {
         if (pack->dst_block_stride != p->block_bytes)
@@ -293,9 +349,10 @@ static colibri_status_t check_strides(packer_t *p) {
     return COLIBRI_OK;
 }
 
-/* One row of floats and one block of words, aligned; to be freed. NULL: none left. */
+/* One row of floats and one or (q4) two blocks of words, aligned; to be freed. NULL: none left. */
 static void *allocate(packer_t *p) {
-    uint64_t row = (uint64_t)p->k * 4, block = (uint64_t)LANES * (p->row_words + ROW_GAP) * 4, bytes = row + block + COLI_ALIGN;
+    uint64_t row = (uint64_t)p->k * 4, block = (uint64_t)LANES * (p->row_words + ROW_GAP) * 4;
+    uint64_t bytes = row + block + COLI_ALIGN + (p->pack.dst_dtype == COLIBRI_DTYPE_Q4 ? row * LANES : 0);
     uint8_t *memory = bytes > SIZE_MAX / 2 ? NULL : malloc((size_t)bytes);
     if (memory == NULL) {
         coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for packing: %llu bytes for one block of rows with k = %u",
@@ -304,6 +361,7 @@ static void *allocate(packer_t *p) {
     }
     p->row = (float *)(void *)(memory + (COLI_ALIGN - (uintptr_t)memory % COLI_ALIGN) % COLI_ALIGN);
     p->words = (uint32_t *)(void *)(p->row + p->k);
+    p->columns = (float *)(void *)((uint8_t *)p->words + block);
     return memory;
 }
 
@@ -315,6 +373,7 @@ static __attribute__((noinline)) colibri_status_t pack_matrix(colibri_pack_t *pa
     p.rotation = coli_rotation_block(p.k);
     p.row_words = (uint32_t)((uint64_t)p.k * element_size(p.pack.dst_dtype) / 4);
     p.block_bytes = (uint64_t)p.row_words * 4 * LANES;
+    if (p.pack.dst_dtype == COLIBRI_DTYPE_Q4) p.block_bytes = p.k / COLIBRI_TILE_K * (uint64_t)COLIBRI_Q4_PIECE;
     if ((status = check_strides(&p)) != COLIBRI_OK) return status;
     void *memory = allocate(&p);
     if (memory == NULL) return COLIBRI_ERR_OUT_OF_MEMORY;
