@@ -72,7 +72,7 @@ COLI_INLINE void score_float(const query_tile_t *tile, const float *q, uint32_t 
         EACH (j, nq) acc[b][j] = splat(0);
     for (uint32_t d = 0; d < dim; d++, q++) {
         v16f k[4];
-        EACH (b, nb) k[b] = cache(a->k_cache, (block + (size_t)b) * keys + d * LANES);
+        EACH (b, nb) k[b] = cache(a->k_cache, (block + (size_t)b) * keys + (size_t)d * LANES);
         EACH (j, nq) {
             v16f x = splat(q[(size_t)j * QUERY_FLOATS]);
             EACH (b, nb) acc[b][j] = fma16(k[b], x, acc[b][j]);
@@ -258,11 +258,30 @@ ATTENTION(f16)
 /* A lane's sum plus the products of its 4 signed bytes. No sum of two products overflows 16 bits: x is never -128. */
 typedef v16i (*dot_fn)(v16i sum, v16i keys, v16i x);
 
-COLI_INLINE v16i dot_portable(v16i sum, v16i keys, v16i x) {
+#if defined(__AVX512BW__)
+COLI_INLINE v16i dot_default(v16i sum, v16i keys, v16i x) {
+    v32s even = ((v32s)keys << 8) >> 8, odd = (v32s)keys >> 8, x_even = ((v32s)x << 8) >> 8, x_odd = (v32s)x >> 8;
+    return sum + (v16i)_mm512_madd_epi16((__m512i)even, (__m512i)x_even) + (v16i)_mm512_madd_epi16((__m512i)odd, (__m512i)x_odd);
+}
+#elif defined(__AVX2__)
+#  define LOW_HALF(v) (__m256i) __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7)
+#  define HIGH_HALF(v) (__m256i) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15)
+COLI_INLINE __m256i dot_half(__m256i keys, __m256i x) { /* |keys| (unsigned) times x with the keys' signs */
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(keys), _mm256_sign_epi8(x, keys));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+COLI_INLINE v16i dot_default(v16i sum, v16i keys, v16i x) {
+    typedef int32_t v8i __attribute__((vector_size(32)));
+    v8i low = (v8i)dot_half(LOW_HALF(keys), LOW_HALF(x)), high = (v8i)dot_half(HIGH_HALF(keys), HIGH_HALF(x));
+    return sum + __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#else
+COLI_INLINE v16i dot_default(v16i sum, v16i keys, v16i x) {
     v32s even = ((v32s)keys << 8) >> 8, odd = (v32s)keys >> 8;
     v16i pairs = (v16i)(even * (((v32s)x << 8) >> 8) + odd * ((v32s)x >> 8));
     return sum + ((pairs << 16) >> 16) + (pairs >> 16);
 }
+#endif
 
 typedef struct q8_queries {
     int8_t x[MAX_QUERIES][2][COLI_MAX_HEAD_DIM + COLI_ALIGN]; /* hi, lo */
@@ -359,7 +378,7 @@ COLI_INLINE void score_tile_q8(const query_tile_t *tile, dot_fn dot, const int f
     }
 
 #ifndef COLI_ATTENTION_DOT /* what the including file defines before, if it has better */
-#  define COLI_ATTENTION_DOT dot_portable
+#  define COLI_ATTENTION_DOT dot_default
 #endif
 ATTENTION_Q8(q8, , COLI_ATTENTION_DOT, 0)
 

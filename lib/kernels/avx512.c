@@ -40,8 +40,6 @@ FLOAT_TILES(bf16)
 
 /* ---- Products with q8 weights ---- */
 
-typedef int16_t v32s __attribute__((vector_size(64), may_alias));
-
 COLI_INLINE v16i step(const uint8_t *w, uint32_t c) { return *(const v16i *)(const void *)(w + (size_t)c * 16); }
 
 /* Four activations in every lane. */
@@ -138,6 +136,13 @@ COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const i
 Q8_TILES(q8_tile, NO_ATTRIBUTE)
 Q8_TILES(q8_tile_vnni, TARGET_VNNI)
 
+/* ---- Attention with an 8-bit cache ---- */
+
+TARGET_VNNI COLI_INLINE v16i dot_vnni(v16i sum, v16i keys, v16i x) {
+    return (v16i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)keys, (__m512i)x);
+}
+ATTENTION_Q8(q8_vnni, TARGET_VNNI, dot_vnni, 1)
+
 static void matmul_q4(const coli_matmul_t *m) { coli_kernels_ref()->matmul[COLIBRI_FILE_Q4](m); }
 
 const coli_kernels_t *coli_kernels_avx512(void) {
@@ -155,7 +160,7 @@ const coli_kernels_t *coli_kernels_avx512_vnni(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_AVX512,
         .name = "avx512 vnni",
-        KERNELS_OF_BODY,
+        KERNELS_OF_BODY_WITH(attention_q8_vnni),
         .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_tile_vnni, matmul_q4 },
         .geometry = { { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 4 }, { 4, 4 } },
     };

@@ -242,9 +242,11 @@ static void f32_to_f16(const float *x, uint16_t *y, uint32_t n) {
     }
 }
 
-/* The entries of the table that this header defines. */
-#define KERNELS_OF_BODY                                                                                         \
-    .hadamard = hadamard, .quantize8 = quantize8, .quantize16 = quantize16, .fit8 = fit8, .rms_norm = rms_norm, \
-    .swiglu = swiglu, .axpy = axpy, .add = add, .exps = exps, .attention = { attention_f32, attention_f16, attention_q8 }, .f32_to_f16 = f32_to_f16
+/* The entries of the table that this header and attention_body.h define, with the attention for the q8 cache as given. */
+#define KERNELS_OF_BODY KERNELS_OF_BODY_WITH(attention_q8)
+#define KERNELS_OF_BODY_WITH(attention_for_q8)                                                                              \
+    .hadamard = hadamard, .quantize8 = quantize8, .quantize16 = quantize16, .fit8 = fit8, .rms_norm = rms_norm,            \
+    .swiglu = swiglu, .axpy = axpy, .add = add, .exps = exps, .attention = { attention_f32, attention_f16, attention_for_q8 }, \
+    .f32_to_f16 = f32_to_f16
 
 #endif

@@ -4,7 +4,7 @@
 #ifndef COLI_LANES_H
 #define COLI_LANES_H
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #  include <immintrin.h>
 #endif
 
