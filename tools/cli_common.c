@@ -48,7 +48,11 @@ static const cli_option_t options[] = {
     {"--max-seq-len", "N", OPT_INT, CLI_INFER, AT(max_seq_len), 1, INT32_MAX, "room in tokens [what this prompt needs]"},
     {"--top-k", "K", OPT_INT, BOTH_TOOLS, AT(top_k), 1, INT32_MAX, "experts per token (not of sampling) [the model's]"},
     {"--threads", "T", OPT_INT, BOTH_TOOLS, AT(threads), 0, 256, "0: one per physical core; --limits: all [0]"},
-    {"--isa", "I", OPT_TEXT, BOTH_TOOLS, AT(isa), 0, 0, "force an instruction set: ref, avx2, avx512 [the best]"},
+    {"--affinity", "A", OPT_TEXT, BOTH_TOOLS, AT(affinity), 0, 0, "tie threads to CPUs: none, auto, or as 0,2,4-7 [none]"},
+    {"--isa", "I", OPT_TEXT, BOTH_TOOLS, AT(isa), 0, 0, "force an instruction set: ref, avx2, avx512 ... [the best]"},
+    {"--kv-dtype", "D", OPT_TEXT, BOTH_TOOLS, AT(kv_dtype), 0, 0, "KV cache: f32, f16, q8 [f32 for f32 files, else f16]"},
+    {"--activation-bits", "N", OPT_INT, BOTH_TOOLS, AT(activation_bits), 8, 16, "8 or 16 [8 in routed experts, else 16]"},
+    {"--max-chunk-tokens", "N", OPT_INT, BOTH_TOOLS, AT(max_chunk_tokens), 1, 1 << 20, "computed together [512]"},
     {"--verbose", NULL, OPT_FLAG, CLI_INFER, AT(verbose), 0, 0, "time of every layer and expert, on stderr"},
     {"--json", NULL, OPT_FLAG, CLI_BENCH, AT(json), 0, 0, "print one JSON object"},
     {"--version", NULL, OPT_FLAG, BOTH_TOOLS, AT(version), 0, 0, "print the version and the build"},
@@ -224,15 +228,26 @@ int cli_answer(int tool, const cli_args_t *args, int *status) {
     return 1;
 }
 
+static int32_t kv_dtype_of(const char *name) {
+    if (strcmp(name, "f32") == 0) return COLIBRI_DTYPE_F32;
+    if (strcmp(name, "f16") == 0) return COLIBRI_DTYPE_F16;
+    return strcmp(name, "q8") == 0 ? COLIBRI_DTYPE_Q8 : 0;
+}
+
 int cli_config(int tool, const cli_args_t *args, colibri_model_t *model, colibri_config_t *config) {
     *config = (colibri_config_t)COLIBRI_CONFIG_INIT;
     config->model = model;
     config->num_threads = (int32_t)args->threads;
     config->top_k = (int32_t)args->top_k;
-    if (args->isa == NULL) return CLI_OK;
-    config->isa = colibri_isa_from_name(args->isa);
-    if (config->isa >= 0) return CLI_OK;
-    return cli_usage(tool, "--isa is '%s'; known are ref, avx2, avx512, amx, neon", args->isa);
+    config->activation_bits = (int32_t)args->activation_bits;
+    config->max_chunk_tokens = (int32_t)args->max_chunk_tokens;
+    config->cpu_affinity = args->affinity;
+    if (args->isa != NULL) config->isa = colibri_isa_from_name(args->isa);
+    if (config->isa < 0) return cli_usage(tool, "--isa is '%s'; known are ref, avx2, avx512, amx, neon", args->isa);
+    if (args->kv_dtype == NULL) return CLI_OK;
+    config->kv_dtype = kv_dtype_of(args->kv_dtype);
+    if (config->kv_dtype > 0) return CLI_OK;
+    return cli_usage(tool, "--kv-dtype is '%s'; known are f32, f16, q8", args->kv_dtype);
 }
 
 /* ---- Clock ---------------------------------------------------------------------------------------------------------- */

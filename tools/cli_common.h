@@ -17,8 +17,8 @@ enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 /* Values of all options; where zero is no legal value it says that the option was not given. */
 typedef struct cli_args_t {
-    const char *model, *prompt, *prompt_file, *isa; /* UTF-8, of the process's arguments */
-    int64_t max_tokens, max_seq_len, max_batch_size, threads, top_k;
+    const char *model, *prompt, *prompt_file, *isa, *affinity, *kv_dtype; /* UTF-8, of the process's arguments */
+    int64_t activation_bits, max_chunk_tokens, max_tokens, max_seq_len, max_batch_size, threads, top_k;
     int64_t sample_top_k;
     uint64_t seed;
     double temperature, top_p, min_p, repetition_penalty;
@@ -37,7 +37,7 @@ int cli_usage(int tool, const char *format, ...) __attribute__((format(printf, 2
 /* The library's latest error as such a line: CLI_FAILED. */
 int cli_library_error(int tool);
 
-/* Fill the part of a config that both tools share: model, threads, isa, experts per token. CLI_OK or CLI_USAGE (isa). */
+/* Fill the part of a config that both tools share. CLI_OK, or CLI_USAGE for a name that is none. */
 int cli_config(int tool, const cli_args_t *args, colibri_model_t *model, colibri_config_t *config);
 /* Flush stdout and check it: CLI_OK, or CLI_FAILED after a line. */
 int cli_flush(int tool);

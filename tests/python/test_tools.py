@@ -89,6 +89,7 @@ def test_text_equals_python(infer: Tool, tiny_models: dict[str, Path]) -> None:
         assert out == expected + "\n"
         assert err.count("\n") == 1 and err.startswith("prompt: ") and "generation: " in err
         assert infer(f"--model={path}", "--prompt=the inn é", *options, "--threads", 1, "--isa", "ref")[0] == out
+        assert infer(f"--model={path}", "--prompt=the inn é", *options, "--max-chunk-tokens", 3)[0] == out
 
 
 def test_batch(infer: Tool, tiny_model: Path) -> None:
@@ -146,6 +147,9 @@ def test_failures(infer: Tool, bench: Tool, tiny_model: Path, textless_model: Pa
     assert "tokenizer" in infer.fails("--model", textless_model, *prompt, status=1)
     assert "8 experts" in infer.fails("--model", tiny_model, *prompt, "--top-k", 9, status=1)
     assert "'sse'" in infer.fails("--model", tiny_model, *prompt, "--isa", "sse", status=2)
+    assert "'q4'" in infer.fails("--model", tiny_model, *prompt, "--kv-dtype", "q4", status=2)
+    assert "cpu_affinity" in infer.fails("--model", tiny_model, *prompt, "--affinity", "first", status=1)
+    assert "activation_bits" in infer.fails("--model", tiny_model, *prompt, "--activation-bits", 9, status=1)
     assert "none" in infer.fails("--model", tiny_model, "--prompt-file", tmp_path / "none", status=1)
 
 
