@@ -1,6 +1,6 @@
 """Converts a Hugging Face MoE checkpoint into a .colibri file, without installing the package's command line.
 
-usage: convert.py --model SRC --output DST [--quantize int8|none] [--dtype f32|f16|bf16|q8]
+usage: convert.py --model SRC --output DST [--quantize int8|none] [--dtype f32|f16|bf16|q8|q4] [--other-dtype …]
 
 --quantize int8 is --dtype q8; without either, the weights keep the checkpoint's type. The same as `colibri convert`.
 """
@@ -27,6 +27,9 @@ def main() -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--quantize", choices=("int8", "none"), default="none", help="int8: rotated 8-bit weights")
     kinds.add_argument("--dtype", choices=DTYPES, help="type of the stored weights")
+    parser.add_argument(
+        "--other-dtype", choices=DTYPES, help="of all weights but the routed experts'; default: the same"
+    )
     parser.add_argument("--scale-rule", choices=("least_squares", "percentile", "max"), default="least_squares")
     parser.add_argument("--threads", type=int, help="default: all processors")
     options = parser.parse_args()
@@ -38,6 +41,7 @@ def main() -> int:
             options.model,
             options.output,
             dtype,
+            other_dtype=options.other_dtype,
             scale_rule=options.scale_rule,
             num_threads=options.threads,
             progress=show,

@@ -22,6 +22,7 @@ import colibri
 
 _PROMPT = "Once upon a time"
 _ISAS = ["ref", "avx2", "avx512", "amx", "neon"]
+_DTYPES = ["f32", "f16", "bf16", "q8", "q4", "source"]
 _SHARE = click.FloatRange(0, 1)
 _POSITIVE = click.FloatRange(0, 1e30)
 
@@ -152,7 +153,7 @@ def _progress_bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 @click.argument("dst")
 @click.option(
     "--dtype",
-    type=click.Choice(["f32", "f16", "bf16", "q8", "source"]),
+    type=click.Choice(_DTYPES),
     default="q8",
     show_default=True,
     help="Of the weights; source: as the checkpoint has them.",
@@ -162,22 +163,31 @@ def _progress_bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     type=click.Choice(["least_squares", "percentile", "max"]),
     default="least_squares",
     show_default=True,
-    help="How the row scales of q8 are chosen.",
+    help="How the row scales of q8 and q4 are chosen.",
 )
 @click.option("--threads", type=click.IntRange(1, 256), metavar="T", help="Default: the processors there are.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
-def convert(src: str, dst: str, dtype: str, scale_rule: str, threads: int | None, quiet: bool) -> None:
+def convert(
+    src: str, dst: str, dtype: str, other_dtype: str | None, scale_rule: str, threads: int | None, quiet: bool
+) -> None:
     """Convert a Hugging Face checkpoint (folder SRC, or a Hub name) into the .colibri file DST."""
     from .convert import ConversionWarning, format_summary
 
     with _progress_bar(quiet) as progress, warnings.catch_warnings():
         if not quiet:
             warnings.simplefilter("ignore", ConversionWarning)  # the summary lists them
-        summary = colibri.convert(src, dst, dtype, scale_rule=scale_rule, num_threads=threads, progress=progress)
+        summary = colibri.convert(
+            src, dst, dtype, other_dtype=other_dtype, scale_rule=scale_rule, num_threads=threads, progress=progress
+        )
     if not quiet:
         _write(format_summary(summary) + "\n")
 
 
+@click.option(
+    "--other-dtype",
+    type=click.Choice(_DTYPES),
+    help="Of all weights but the routed experts'; default: that of --dtype.",
+)
 @cli.command()
 @click.argument("prompt", default=_PROMPT)
 @_model_option
@@ -309,9 +319,15 @@ def inspect(model_path: str | None, as_json: bool, no_tensors: bool) -> None:
     """Say what is in a .colibri file; default: the shipped demo model."""
     with _open(model_path) as model:
         path, config, tensors, metadata = model.path, model.config, list(model.tensors()), model.metadata
-    weights = sum(t["size"] for t in tensors if t["dtype"] != "bytes")
+    by_dtype: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor["dtype"] != "bytes":
+            by_dtype[tensor["dtype"]] = by_dtype.get(tensor["dtype"], 0) + tensor["size"]
+    weights = sum(by_dtype.values())
     bits = 8 * weights / config["num_parameters"] if config["num_parameters"] else 0.0
-    summary = {**config, "weight_bytes": weights, "bits_per_weight": round(bits, 3)}
+    summary = {
+        **config, "weight_bytes": weights, "weight_bytes_by_dtype": by_dtype, "bits_per_weight": round(bits, 3)
+    }  # fmt: skip
     if as_json:
         value = {"path": path, **summary, "metadata": metadata}
         _write(json.dumps(value if no_tensors else {**value, "tensors": tensors}, ensure_ascii=False) + "\n")
@@ -336,6 +352,8 @@ def inspect(model_path: str | None, as_json: bool, no_tensors: bool) -> None:
 
 
 @cli.command()
+        if isinstance(value, dict):
+            value = [f"{key} {_bytes(size)}" for key, size in value.items()]
 @click.argument("model_path", metavar="[MODEL]", required=False)
 def verify(model_path: str | None) -> None:
     """Read a whole .colibri file (default: the shipped demo model) and compare all its checksums."""

@@ -107,8 +107,8 @@ class Model:
     @property
     def config(self) -> dict[str, Any]:
         """What the file says of its model: a new dict of integers, strings and lists. Sizes count elements, ``*_bytes``
-        and ``file_size`` bytes; ``dtype`` is the experts' ("f32", "f16", "bf16", "q8"); ``bos_token`` is None if the
-        model has none; ``active_bytes`` are the weight bytes one decoded token reads."""
+        and ``file_size`` bytes; ``dtype`` is the experts' ("f32", "f16", "bf16", "q8", "q4"); ``bos_token`` is None if
+        the model has none; ``active_bytes`` are the weight bytes one decoded token reads."""
         return {**self._config, "eos_tokens": list(self._config["eos_tokens"])}
 
     def _text(self, function: str) -> str | None:

@@ -81,9 +81,9 @@ class Session:
         outputs: what forward returns. "all": logits of every token; "last": of the last one; "hidden": final hidden
             states.
         top_k: experts per token; None or 0: the model's.
-        dtype: "f32", "f16", "bf16" or "q8", which the file must have; None: any.
+        dtype: "f32", "f16", "bf16", "q8" or "q4", which the file must have; None: any.
         kv_dtype: "f32" or "f16" of the KV cache; None: f32 for f32 files, else f16.
-        activation_bits: 8 or 16 in q8 files; None: 8 in routed experts, 16 elsewhere.
+        activation_bits: 8 or 16 in q8 and q4 files; None: 8 in routed experts, 16 elsewhere.
         cpu_affinity: where threads stay: "none", "auto" (one physical core each) or a list of CPUs such as "0,2,4-7";
             thread 0 is the caller's own and is left alone. None: none.
         max_chunk_tokens: tokens computed together; sets memory and speed, never results. None: 512.

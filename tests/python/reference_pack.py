@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-from reference_reader import BF16, F16, F32, Q8, hadamard, pad
+from reference_reader import BF16, F16, F32, LEVELS, Q4, Q8, hadamard, pad
 
 
 def widen(x: np.ndarray, dtype: int) -> np.ndarray:
@@ -29,16 +29,38 @@ def tiles(w: np.ndarray, dtype: int) -> tuple[np.ndarray, np.ndarray]:
     whole = np.zeros((rows, k), np.float64)
     whole[: w.shape[0], : w.shape[1]] = w
     scale = np.zeros(rows, "<f4")
-    if dtype == Q8:
+    if dtype in (Q8, Q4):
         block = min(k & -k, 4096)
         rotated = (whole.reshape(rows, -1, block) @ hadamard(block) / block).reshape(rows, k)
-        scale = (np.abs(rotated).max(axis=1) / 127).astype("<f4")
+        scale = (np.abs(rotated).max(axis=1) / (127 if dtype == Q8 else 7 * 17)).astype("<f4")
         safe = np.where(scale > 0, scale, 1).astype(np.float64)
         whole = np.clip(np.rint(rotated / safe[:, None]), -127, 127)
+        if dtype == Q4:
+            return tiles_q4(rotated / safe[:, None]), scale.reshape(-1, 16)
     step = {F32: 1, F16: 2, BF16: 2, Q8: 4}[dtype]
     stored = whole.astype(np.int8) if dtype == Q8 else narrow(whole.astype(np.float32), dtype)
     tiled = stored.reshape(rows // 16, 16, k // step, step).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(tiled).reshape(rows // 16, -1).view(np.uint8), scale.reshape(-1, 16)
+
+
+def tiles_q4(x: np.ndarray) -> np.ndarray:
+    """x [rows][k] in units of the row scales -> uint8 [blocks][block bytes]."""
+    rows, k = x.shape
+    groups = x.reshape(rows, k // 16, 16)
+    best, scales = (groups**2).sum(axis=2), np.zeros((rows, k // 16), np.uint32)
+    nibbles = np.zeros(groups.shape, np.uint8)
+    for s in range(1, 8):
+        found = np.abs(groups[..., None] - s * LEVELS).argmin(axis=-1)
+        error = ((groups - s * LEVELS[found]) ** 2).sum(axis=2)
+        better = error < best
+        best, scales = np.where(better, error, best), np.where(better, s, scales)
+        nibbles = np.where(better[..., None], found, nibbles)
+    words = (scales.reshape(-1, 8).astype("<u4") << (4 * np.arange(8, dtype=np.uint32))).sum(axis=1).astype("<u4")
+    words = words.reshape(rows // 16, 16, k // 128).transpose(0, 2, 1)
+    eights = nibbles.reshape(rows // 16, 16, k // 128, 16, 2, 4)
+    steps = (eights[..., 0, :] | eights[..., 1, :] << 4).astype(np.uint8).transpose(0, 2, 3, 1, 4)
+    pieces = [np.ascontiguousarray(part).view(np.uint8).reshape(rows // 16, k // 128, -1) for part in (words, steps)]
+    return np.concatenate(pieces, axis=2).reshape(rows // 16, -1)
 
 
 def pack_matrix(src, src_dtype, dst, dst_dtype, scale_rule, *, block_stride=0, scale=None, scale_stride=0):

@@ -72,8 +72,9 @@ FLOATS = [
     "residual_scale",
     "logit_scale",
 ]
-F32, F16, BF16, Q8, BYTES = 0, 1, 2, 3, 16
-ITEM = {F32: 4, F16: 2, BF16: 2, Q8: 1}
+F32, F16, BF16, Q8, Q4, BYTES = 0, 1, 2, 3, 4, 16
+ITEM = {F32: 4, F16: 2, BF16: 2, Q8: 1, Q4: 17 / 32}
+LEVELS = np.array([-17, -13, -10, -8, -6, -4, -2, -1, 1, 2, 4, 6, 8, 10, 13, 17])
 
 
 def pad(n: int, to: int) -> int:
@@ -89,8 +90,28 @@ def hadamard(n: int) -> np.ndarray:
     return h
 
 
+def integers(data: bytes, dtype: int, rows: int, k: int) -> np.ndarray:
+    """The blocks of a q8 or q4 matrix as integers [rows padded][k padded]."""
+    if dtype == Q8:
+        q = np.frombuffer(data, np.int8).reshape(rows // 16, k // 4, 16, 4).transpose(0, 2, 1, 3).reshape(rows, k)
+        assert q.min() >= -127
+        return q
+    q = np.empty((rows, k), np.int64)
+    for block in range(rows // 16):
+        for piece in range(k // 128):
+            part = data[(block * (k // 128) + piece) * 1088 :][:1088]
+            for r in range(16):
+                (scales,) = struct.unpack_from("<I", part, 4 * r)
+                for c in range(128):
+                    byte = part[64 + c // 8 * 64 + 4 * r + c % 4]
+                    scale = scales >> c // 16 * 4 & 15
+                    assert scale < 8
+                    q[block * 16 + r, piece * 128 + c] = LEVELS[byte >> (4 if c & 4 else 0) & 15] * scale
+    return q
+
+
 def untile(data: bytes, dtype: int, rows: int, k: int) -> np.ndarray:
-    """A tiled matrix as float32 [rows padded][k padded]; q8 is scaled and rotated back."""
+    """A tiled matrix as float32 [rows padded][k padded]; q8 and q4 are scaled and rotated back."""
     rows, k = pad(rows, 16), pad(k, 128)
     if dtype == F32:
         return np.frombuffer(data, "<f4").reshape(rows // 16, k, 16).transpose(0, 2, 1).reshape(rows, k)
@@ -98,14 +119,9 @@ def untile(data: bytes, dtype: int, rows: int, k: int) -> np.ndarray:
         x = np.frombuffer(data, "<f2" if dtype == F16 else "<u2").reshape(rows // 16, k // 2, 16, 2)
         x = x.transpose(0, 2, 1, 3).reshape(rows, k)
         return x.astype(np.float32) if dtype == F16 else (x.astype(np.uint32) << 16).view(np.float32)
-    q = (
-        np.frombuffer(data[: rows * k], np.int8)
-        .reshape(rows // 16, k // 4, 16, 4)
-        .transpose(0, 2, 1, 3)
-        .reshape(rows, k)
-    )
-    assert q.min() >= -127
-    scale = np.frombuffer(data[rows * k :], "<f4")
+    end = int(rows * k * ITEM[dtype])
+    q = integers(data[:end], dtype, rows, k)
+    scale = np.frombuffer(data[end:], "<f4")
     block = min(k & -k, 4096)
     return (
         ((q * scale[:, None].astype(np.float64)).reshape(rows, -1, block) @ hadamard(block))
@@ -116,7 +132,7 @@ def untile(data: bytes, dtype: int, rows: int, k: int) -> np.ndarray:
 
 def matrix_bytes(dtype: int, rows: int, k: int) -> int:
     """With scales."""
-    return pad(rows, 16) * (pad(k, 128) * ITEM[dtype] + (4 if dtype == Q8 else 0))
+    return int(pad(rows, 16) * (pad(k, 128) * ITEM[dtype] + (4 if dtype in (Q8, Q4) else 0)))
 
 
 class File:
@@ -209,7 +225,7 @@ class File:
     def _matrix(self, data: bytes, dtype: int, rows: int, k: int) -> np.ndarray:
         assert len(data) == matrix_bytes(dtype, rows, k)
         whole = untile(data, dtype, rows, k)
-        assert not whole[rows:].any() and (dtype == Q8 or not whole[:, k:].any())
+        assert not whole[rows:].any() and (dtype in (Q8, Q4) or not whole[:, k:].any())
         return whole[:rows, :k]
 
     def embedding(self) -> np.ndarray:

@@ -67,13 +67,26 @@ def test_convert_inspect_verify(
     assert "mixtral" in text and "attn_qkv" in text and "bits_per_weight" in text
     value = json.loads(run("inspect", path, "--json")[0])
     assert value["num_experts"] == 8 and len(value["tensors"]) > 10 and value["metadata"]["dtype"] == "q8"
+    assert sum(value["weight_bytes_by_dtype"].values()) == value["weight_bytes"] and "f16 " in text and "q8 " in text
     assert "tensors" not in json.loads(run("inspect", path, "--json", "--no-tensors")[0])
+
+
+def test_convert_mixed(run: Runner, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """The experts in q4, the rest in q8: it runs, and says so."""
+    path = tmp_path / "mixed.colibri"
+    out, _ = run("convert", tiny_checkpoint, path, "--dtype", "q4", "--other-dtype", "q8")
+    assert "mixtral, q4 experts, else q8" in out
+    value = json.loads(run("inspect", path, "--json")[0])
+    assert value["dtype"] == "q4" and value["metadata"]["other_dtype"] == "q8"
+    assert set(value["weight_bytes_by_dtype"]) == {"f16", "f32", "q8", "q4"}
+    assert len(run("run", "ab", "--model", path, "--max-tokens", 3)[0]) > 0
 
 
 def test_convert_fails_cleanly(run: Runner, tmp_path: Path, tiny_checkpoint: Path) -> None:
     assert "no such folder" in run.fails("convert", tmp_path / "none", tmp_path / "x.colibri")
     assert "no such folder" in run.fails("convert", tiny_checkpoint, tmp_path / "no" / "x.colibri")
-    run.fails("convert", tiny_checkpoint, tmp_path / "x.colibri", "--dtype", "q3", status=2)
+    for option in ("--dtype", "--other-dtype"):
+        run.fails("convert", tiny_checkpoint, tmp_path / "x.colibri", option, "q3", status=2)
     assert list(tmp_path.iterdir()) == []
 
 

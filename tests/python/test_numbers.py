@@ -53,7 +53,7 @@ def route(folder: Path, config: tiny.Config, logits: list[float], dtype: str = "
     return found[0]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "q8"])
+@pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
 @pytest.mark.parametrize(
     "family, changes, want",
     [
@@ -82,7 +82,7 @@ def test_router_ties(tmp_path, experts):  # case 15
     assert route(tmp_path, config, [1.0, 1.0, more, 1.0, more, *[1.0] * (experts - 5)])[0] == [2, 4]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8", "q4"])
 def test_large_expert_outputs(tmp_path, dtype):  # case 17
     """Weights that f16 holds, products that it does not."""
     config = tiny.mixtral()

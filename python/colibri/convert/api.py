@@ -21,7 +21,7 @@ from .plan import Payload, Planner, text_payload
 from .spec import ModelSpec
 from .writer import Progress, find_target, write_file
 
-DTYPES = ("f32", "f16", "bf16", "q8")
+DTYPES = ("f32", "f16", "bf16", "q8", "q4")
 
 
 @dataclass
@@ -35,6 +35,7 @@ class ConversionSummary:
     model_type: str
     source_dtype: str
     dtype: str
+    other_dtype: str
     tensors: int
     parameters: int
     source_bytes: int
@@ -47,30 +48,34 @@ class ConversionSummary:
 
 
 def convert(
-    src: str | os.PathLike[str], dst: str | os.PathLike[str], dtype: str = "q8", *, scale_rule: str = "least_squares",
-    num_threads: int | None = None, progress: Progress | None = None,
+    src: str | os.PathLike[str], dst: str | os.PathLike[str], dtype: str = "q8", *, other_dtype: str | None = None,
+    scale_rule: str = "least_squares", num_threads: int | None = None, progress: Progress | None = None,
 ) -> ConversionSummary:  # fmt: skip
     """Convert the Hugging Face checkpoint in folder `src` (or a Hub name, if huggingface_hub is installed) to the
     file `dst`.
 
-    dtype: "q8" (default), "f32", "f16", "bf16", or "source" for the checkpoint's own type. scale_rule of q8:
-    "least_squares", "percentile" or "max". num_threads: None for the processors this process may use. progress(done,
-    total) is called with bytes of the new file. An existing `dst` is replaced only once the new file is complete; on
-    any failure it is left alone and nothing else stays behind. Raises ConversionError with a sentence.
+    dtype: "q8" (default), "q4", "f32", "f16", "bf16", or "source" for the checkpoint's own type. other_dtype: the same
+    for everything but the routed experts (attention, shared experts, dense layers, head); None for dtype. The
+    embedding has other_dtype too, but 16 bits instead of q8 and q4. scale_rule of q8 and q4: "least_squares",
+    "percentile" or "max". num_threads: None for the processors this process may use. progress(done, total) is called
+    with bytes of the new file. An existing `dst` is replaced only once the new file is complete; on any failure it is
+    left alone and nothing else stays behind. Raises ConversionError with a sentence.
     """
     started = time.monotonic()
-    _check_arguments(dtype, scale_rule, num_threads)
+    _check_arguments(dtype, other_dtype, scale_rule, num_threads)
     folder, target = find_folder(src), find_target(dst)
     with Checkpoint(folder) as checkpoint:
         spec = describe(checkpoint.config)
         source_dtype = _source_dtype(checkpoint)
         dtype = source_dtype if dtype == "source" else dtype
-        payloads = Planner(spec, checkpoint, layout.DTYPE_CODES[dtype], scale_rule).run()
+        other = source_dtype if other_dtype == "source" else other_dtype or dtype
+        code = layout.DTYPE_CODES[dtype]
+        payloads = Planner(spec, checkpoint, code, layout.DTYPE_CODES[other], scale_rule).run()
         tokens = texts.special_tokens(checkpoint, spec)
-        extra = _text_payloads(checkpoint, spec, dtype, source_dtype, scale_rule)
+        extra = _text_payloads(checkpoint, spec, (dtype, other), source_dtype, scale_rule)
         _refuse_source(checkpoint, target)
         written = write_file(
-            target, _params(spec, tokens), _layers(spec), _header(spec, layout.DTYPE_CODES[dtype]), payloads + extra,
+            target, _params(spec, tokens), _layers(spec), _header(spec, code), payloads + extra,
             num_threads or _processors(), progress,
         )  # fmt: skip
         roles = {p.role for p in extra}
@@ -80,6 +85,7 @@ def convert(
             model_type=spec.model_type,
             source_dtype=source_dtype,
             dtype=dtype,
+            other_dtype=other,
             tensors=len(checkpoint.taken),
             parameters=sum(math.prod(t.shape) for t in checkpoint.taken),
             source_bytes=sum(t.end - t.start for t in checkpoint.taken),
@@ -121,8 +127,9 @@ def format_summary(summary: ConversionSummary) -> str:
     """A few lines for people."""
     yes = {True: "yes", False: "no"}
     errors = "  ".join(f"{role} {error:.2%}" for role, error in summary.errors.items() if error > 0)
+    dtype = summary.dtype + ("" if summary.other_dtype == summary.dtype else f" experts, else {summary.other_dtype}")
     lines = [
-        f"{summary.path}: {summary.model_type}, {summary.dtype}, {_size(summary.file_bytes)}",
+        f"{summary.path}: {summary.model_type}, {dtype}, {_size(summary.file_bytes)}",
         f"  from {summary.source} ({summary.source_dtype}, {_size(summary.source_bytes)})",
         f"  {summary.tensors} tensors, {summary.parameters / 1e6:,.1f} million parameters, {summary.seconds:.1f} s",
         f"  tokenizer: {yes[summary.has_tokenizer]}, chat template: {yes[summary.has_chat_template]}",
@@ -135,11 +142,10 @@ def _size(n: int) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
 
 
-def _check_arguments(dtype: str, scale_rule: str, num_threads: int | None) -> None:
-    if dtype == "q4":
-        raise ConversionError("dtype 'q4' is not in this version; use 'q8'")
-    if dtype not in (*DTYPES, "source"):
-        raise ConversionError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}, or 'source'")
+def _check_arguments(dtype: str, other_dtype: str | None, scale_rule: str, num_threads: int | None) -> None:
+    for name, value in (("dtype", dtype), ("other_dtype", other_dtype)):
+        if value not in (*DTYPES, "source") and (name == "dtype" or value is not None):
+            raise ConversionError(f"{name} {value!r} is unknown; use one of {', '.join(DTYPES)}, or 'source'")
     if scale_rule not in SCALE_RULES:
         raise ConversionError(f"scale_rule {scale_rule!r} is unknown; use one of {', '.join(SCALE_RULES)}")
     if num_threads is not None and not 1 <= num_threads <= 256:
@@ -154,7 +160,7 @@ def _refuse_source(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _text_payloads(
-    checkpoint: Checkpoint, spec: ModelSpec, dtype: str, source_dtype: str, scale_rule: str
+    checkpoint: Checkpoint, spec: ModelSpec, dtypes: tuple[str, str], source_dtype: str, scale_rule: str
 ) -> list[Payload]:
     from .tokenizer import build_tokenizer
 
@@ -162,10 +168,12 @@ def _text_payloads(
         "source": os.path.basename(os.path.abspath(checkpoint.folder)),
         "model_type": spec.model_type,
         "source_dtype": source_dtype,
-        "dtype": dtype,
+        "dtype": dtypes[0],
         "converter": f"colibri {COLIBRI_VERSION_STRING}",
     }
-    if dtype == "q8":
+    if dtypes[1] != dtypes[0]:
+        about["other_dtype"] = dtypes[1]
+    if any(layout.DTYPE_CODES[name] in layout.QUANTISED for name in dtypes):
         about["scale_rule"] = scale_rule
     template = texts.chat_template(checkpoint)
     if template:

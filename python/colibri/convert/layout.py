@@ -19,10 +19,12 @@ MAX_ROTATION = 4096
 MAX_EOS = 8
 
 # Storage types (header.dtype, entry.dtype). The C API's COLIBRI_DTYPE_* are these plus one.
-F32, F16, BF16, Q8, BYTES = 0, 1, 2, 3, 16
-DTYPE_NAMES = {F32: "f32", F16: "f16", BF16: "bf16", Q8: "q8"}
+F32, F16, BF16, Q8, Q4, BYTES = 0, 1, 2, 3, 4, 16
+DTYPE_NAMES = {F32: "f32", F16: "f16", BF16: "bf16", Q8: "q8", Q4: "q4"}
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
-ITEM_SIZE = {F32: 4, F16: 2, BF16: 2, Q8: 1}
+QUANTISED = (Q8, Q4)  # rotated integers with row scales
+ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}  # of the types that rows (of the embedding) can have
+TILE_BYTES = {F32: 8192, F16: 4096, BF16: 4096, Q8: 2048, Q4: 1088}  # 16 rows x 128 k
 
 # Roles (entry.role).
 EMBEDDING, FINAL_NORM, HEAD, ROPE_INV_FREQ = 1, 2, 3, 4
@@ -81,13 +83,13 @@ def pad(n: int, to: int) -> int:
 
 def block_bytes(dtype: int, k: int) -> int:
     """Bytes of one block of 16 rows, scales not counted."""
-    return TILE_ROWS * pad(k, TILE_K) * ITEM_SIZE[dtype]
+    return pad(k, TILE_K) // TILE_K * TILE_BYTES[dtype]
 
 
 def matrix_bytes(dtype: int, rows: int, k: int) -> int:
-    """Bytes of a tiled matrix [rows][k], with the row scales of q8."""
+    """Bytes of a tiled matrix [rows][k], with the row scales of q8 and q4."""
     blocks = pad(rows, TILE_ROWS) // TILE_ROWS
-    return blocks * (block_bytes(dtype, k) + (TILE_ROWS * 4 if dtype == Q8 else 0))
+    return blocks * (block_bytes(dtype, k) + (TILE_ROWS * 4 if dtype in QUANTISED else 0))
 
 
 def mlp_bytes(dtype: int, intermediate: int, hidden: int) -> int:

@@ -31,7 +31,7 @@ def pack_matrix(
 ) -> tuple[float, float]:  # fmt: skip
     """Pack src [rows][k] into the tiles that begin at dst. Types are layout codes.
 
-    block_stride: bytes from one 16-row block to the next, 0 = contiguous. scale: where q8's row scales go,
+    block_stride: bytes from one 16-row block to the next, 0 = contiguous. scale: where the row scales of q8 and q4 go,
     scale_stride floats from one block's 16 to the next block's (0 = 16). Returns (squared error, squared norm).
     Releases the GIL.
     """

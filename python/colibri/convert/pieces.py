@@ -1,7 +1,7 @@
 """Payloads as sequences of pieces: runs of bytes that can be made independently, a few MiB each, in file order.
 
-A piece is made on a worker thread, then checksummed and written in order. Row scales of q8 stand after all blocks of
-their matrix: their piece is `late`, made once everything before it is done.
+A piece is made on a worker thread, then checksummed and written in order. Row scales of q8 and q4 stand after all
+blocks of their matrix: their piece is `late`, made once everything before it is done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from . import layout, numbers, pack
 from .errors import ConversionError
-from .layout import F16, Q8, TILE_ROWS, pad
+from .layout import F16, QUANTISED, TILE_ROWS, pad
 from .sources import Source
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -97,7 +97,7 @@ def matrix(sources: list[Source], dtype: int, rule: str) -> Iterator[Piece]:
             try:
                 error, norm = pack.pack_matrix(
                     values, source.dtype, made.data[way * block :], dtype, rule, block_stride=ways * block,
-                    scale=scales[first:, way] if dtype == Q8 else None, scale_stride=ways * TILE_ROWS,
+                    scale=scales[first:, way] if dtype in QUANTISED else None, scale_stride=ways * TILE_ROWS,
                 )  # fmt: skip
             except ConversionError as cause:
                 _check_finite(source, start, values)
@@ -112,7 +112,7 @@ def matrix(sources: list[Source], dtype: int, rule: str) -> Iterator[Piece]:
     for first in range(0, blocks, step):
         last = min(first + step, blocks)
         yield Piece((last - first) * ways * block, lambda a=first, b=last: make(a, b))
-    if dtype == Q8:
+    if dtype in QUANTISED:
         yield Piece(scales.nbytes, lambda: Made(scales.reshape(-1).view(np.uint8)), late=True)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import layout, pieces
 from .checkpoint import Checkpoint
-from .layout import BF16, BYTES, F16, F32, Q8, pad
+from .layout import BF16, BYTES, F16, F32, QUANTISED, pad
 from .pieces import Piece
 from .sources import PaddedHeadColumns, PaddedHeadRows, Source, Stack, TensorRows
 from .spec import MlpNames, ModelSpec, PackedNames
@@ -32,10 +32,12 @@ class Payload:
 
 
 class Planner:
-    """Takes every tensor of the checkpoint once and lays it out. dtype is the layout code of the matrices."""
+    """Takes every tensor of the checkpoint once and lays it out. dtype and other are the layout codes of the routed
+    experts and of the other matrices.
+    """
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, dtype: int, rule: str) -> None:
-        self.spec, self.checkpoint, self.dtype, self.rule = spec, checkpoint, dtype, rule
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, dtype: int, other: int, rule: str) -> None:
+        self.spec, self.checkpoint, self.dtype, self.other, self.rule = spec, checkpoint, dtype, other, rule
         self.padded_head = pad(spec.head_dim, layout.TILE_ROWS)
         self.payloads: list[Payload] = []
 
@@ -55,7 +57,7 @@ class Planner:
                 self._moe(layer)
             else:
                 self._mlp(layout.DENSE_MLP, layer, self.spec.names.dense, self.spec.dense_intermediate)
-        self._matrix(layout.HEAD, 0, head, self.dtype)
+        self._matrix(layout.HEAD, 0, head, self.other)
         self.checkpoint.finish()
         return self.payloads
 
@@ -75,8 +77,8 @@ class Planner:
     def _embedding(self, source: TensorRows | None) -> None:
         if source is None:
             return
-        dtype = self.dtype
-        if dtype == Q8:
+        dtype = self.other
+        if dtype in QUANTISED:
             dtype = source.dtype if source.dtype in (F16, BF16) else F16
         stride = pad(source.k * layout.ITEM_SIZE[dtype], layout.ALIGNMENT)
         self._add(layout.EMBEDDING, dtype, 0, source.rows, source.k, source.rows * stride,
@@ -103,7 +105,7 @@ class Planner:
         weights = [self._take(f"{prefix}{x}_proj.weight", (n * dim, hidden)) for x, n in heads.items()]
         out = self._take(f"{prefix}o_proj.weight", (hidden, spec.num_heads * dim))
         self._vector(layout.ATTN_NORM, layer, norm)
-        self._matrix(layout.ATTN_QKV, layer, self._stack([self._pad_rows(w) for w in weights]), self.dtype)
+        self._matrix(layout.ATTN_QKV, layer, self._stack([self._pad_rows(w) for w in weights]), self.other)
         if spec.qkv_bias:
             biases = [self._take(f"{prefix}{x}_proj.bias", (n * dim,)) for x, n in heads.items()]
             self._vector(layout.ATTN_QKV_BIAS, layer, self._stack([self._pad_rows(_column(b)) for b in biases]))
@@ -112,7 +114,7 @@ class Planner:
             for role, x in ((layout.ATTN_Q_NORM, "q"), (layout.ATTN_K_NORM, "k")):
                 weight = self._take(f"{prefix}{x}_norm.weight", ((heads[x] if whole else 1) * dim,))
                 self._vector(role, layer, self._pad_rows(_column(weight)))
-        self._matrix(layout.ATTN_OUT, layer, None if out is None else PaddedHeadColumns(out, dim, padded), self.dtype)
+        self._matrix(layout.ATTN_OUT, layer, None if out is None else PaddedHeadColumns(out, dim, padded), self.other)
         if spec.out_bias:
             self._vector(layout.ATTN_OUT_BIAS, layer, self._take(f"{prefix}o_proj.bias", (hidden,)))
 
@@ -167,9 +169,9 @@ class Planner:
     def _mlp(self, role: int, layer: int, names: MlpNames | None, width: int) -> None:
         assert names is not None, "a family that has these MLPs names them"
         gate, up, down = self._take_mlp(names, layer, width)
-        size = layout.mlp_bytes(self.dtype, width, self.spec.hidden_size)
-        self._add(role, self.dtype, layer, width, self.spec.hidden_size, size,
-                  lambda: pieces.mlp(gate, up, down, self.dtype, self.rule))  # fmt: skip
+        size = layout.mlp_bytes(self.other, width, self.spec.hidden_size)
+        self._add(role, self.other, layer, width, self.spec.hidden_size, size,
+                  lambda: pieces.mlp(gate, up, down, self.other, self.rule))  # fmt: skip
 
     def _take_mlp(self, names: MlpNames, layer: int, width: int, expert: int = 0) -> tuple:
         hidden = self.spec.hidden_size
