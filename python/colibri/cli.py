@@ -21,8 +21,8 @@ import click
 import colibri
 
 _PROMPT = "Once upon a time"
-_ISAS = ["ref", "avx2", "avx512", "amx", "neon"]
 _DTYPES = ["f32", "f16", "bf16", "q8", "q4", "source"]
+_ISAS = ["ref", "avx2", "avx512", "amx", "neon"]
 _SHARE = click.FloatRange(0, 1)
 _POSITIVE = click.FloatRange(0, 1e30)
 
@@ -159,6 +159,11 @@ def _progress_bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     help="Of the weights; source: as the checkpoint has them.",
 )
 @click.option(
+    "--other-dtype",
+    type=click.Choice(_DTYPES),
+    help="Of all weights but the routed experts'; default: that of --dtype.",
+)
+@click.option(
     "--scale-rule",
     type=click.Choice(["least_squares", "percentile", "max"]),
     default="least_squares",
@@ -183,11 +188,6 @@ def convert(
         _write(format_summary(summary) + "\n")
 
 
-@click.option(
-    "--other-dtype",
-    type=click.Choice(_DTYPES),
-    help="Of all weights but the routed experts'; default: that of --dtype.",
-)
 @cli.command()
 @click.argument("prompt", default=_PROMPT)
 @_model_option
@@ -335,6 +335,8 @@ def inspect(model_path: str | None, as_json: bool, no_tensors: bool) -> None:
     lines = [f"{'path':<26}{path}"]
     for name, value in summary.items():
         note = f"  ({_bytes(value)})" if name in ("file_size", "active_bytes", "weight_bytes") else ""
+        if isinstance(value, dict):
+            value = [f"{key} {_bytes(size)}" for key, size in value.items()]
         lines.append(f"{name:<26}{', '.join(map(str, value)) if isinstance(value, list) else value}{note}")
     lines += [f"{'metadata.' + str(name):<26}{value}" for name, value in metadata.items()]
     if not no_tensors:
@@ -352,8 +354,6 @@ def inspect(model_path: str | None, as_json: bool, no_tensors: bool) -> None:
 
 
 @cli.command()
-        if isinstance(value, dict):
-            value = [f"{key} {_bytes(size)}" for key, size in value.items()]
 @click.argument("model_path", metavar="[MODEL]", required=False)
 def verify(model_path: str | None) -> None:
     """Read a whole .colibri file (default: the shipped demo model) and compare all its checksums."""
