@@ -6,13 +6,14 @@
 
 /* One token: softmax over all experts, the top_k largest logits (ties to the lower id), most likely first; weights divided by
  * their sum if norm_topk, times routed_scale (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). NaN counts as the least.
- * Returns false if a logit is not finite (ids are still valid, weights NaN). */
-bool coli_route(const colibri_file_params *params, uint32_t top_k, const float *logits, int32_t *ids, float *weights);
+ * Returns false if a logit is not finite (ids are still valid, weights NaN). logits: [pad16(num_experts)], aligned, overwritten. */
+bool coli_route(const coli_kernels_t *kernels, const colibri_file_params *params, uint32_t top_k, float *logits, int32_t *ids,
+                float *weights);
 
 /* The chunk's n tokens (b.normed) of a MoE layer: fills b.route_ids, b.route_weights. */
 void coli_router(colibri_t *session, const coli_layer_t *layer, uint32_t n);
 
-/* The router for a host's own rows [n][hidden_size] (unpadded), in chunks through b.normed: ids and weights [n][top_k], most
+/* The router for a host's own rows [n][hidden_size] (unpadded), in chunks: ids and weights [n][top_k], most
  * likely first. Rows with logits that are not finite get ids -1 and weights 0; returns the first such row, or -1. */
 int32_t coli_route_rows(colibri_t *session, uint32_t layer, const float *hidden, uint32_t n, int32_t *ids, float *weights);
 
