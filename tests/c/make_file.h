@@ -28,6 +28,7 @@ typedef struct make_spec {
     uint32_t experts, top_k;
     uint32_t vocab;
     uint32_t dtype;        /* COLIBRI_FILE_*: of all matrices but router and shared gate; embedding f32 if this is q8 or q4 */
+    uint32_t other_dtype;  /* of all of them but the experts, plus one; 0: dtype */
     uint32_t shared;       /* intermediate size of the shared expert, 0: none */
     uint32_t shared_gate;  /* 1: with gate */
     uint32_t dense_layers; /* the first so many layers are dense */
@@ -81,6 +82,8 @@ static inline uint32_t make_crc32(uint32_t crc, const uint8_t *data,
 /* ---- Tiles ---------------------------------------------------------------------------------------------------------- */
 
 static inline bool make_quantised(uint32_t dtype) { return dtype == COLIBRI_FILE_Q8 || dtype == COLIBRI_FILE_Q4; }
+
+static inline uint32_t make_other(const make_spec_t *s) { return s->other_dtype ? s->other_dtype - 1 : s->dtype; }
 
 static inline uint64_t make_block_bytes(uint32_t dtype, uint64_t k) {
     static const uint64_t piece[] = {8192, 4096, 4096, 2048, 1088};
@@ -199,36 +202,36 @@ static inline void make_layer(const make_spec_t *s, make_list_t *list, uint32_t 
     uint32_t d = (uint32_t)make_pad(s->head_dim, 16), qkv = (s->heads + 2 * s->kv_heads) * d;
     bool wide = s->qk_norm == COLIBRI_QK_NORM_WIDTH;
     make_vector(list, COLIBRI_ROLE_ATTN_NORM, layer, s->hidden);
-    make_tensor(list, COLIBRI_ROLE_ATTN_QKV, layer, s->dtype, qkv, s->hidden);
+    make_tensor(list, COLIBRI_ROLE_ATTN_QKV, layer, make_other(s), qkv, s->hidden);
     if (s->biases >= 1) make_vector(list, COLIBRI_ROLE_ATTN_QKV_BIAS, layer, qkv);
     if (s->qk_norm) make_vector(list, COLIBRI_ROLE_ATTN_Q_NORM, layer, wide ? s->heads * d : d);
     if (s->qk_norm) make_vector(list, COLIBRI_ROLE_ATTN_K_NORM, layer, wide ? s->kv_heads * d : d);
-    make_tensor(list, COLIBRI_ROLE_ATTN_OUT, layer, s->dtype, s->hidden, s->heads * d);
+    make_tensor(list, COLIBRI_ROLE_ATTN_OUT, layer, make_other(s), s->hidden, s->heads * d);
     if (s->biases >= 2) make_vector(list, COLIBRI_ROLE_ATTN_OUT_BIAS, layer, s->hidden);
     make_vector(list, COLIBRI_ROLE_MLP_NORM, layer, s->hidden);
     if (layer < s->dense_layers) {
         uint32_t inter = make_dense_inter(s);
-        make_entry(list, COLIBRI_ROLE_DENSE_MLP, layer, s->dtype, inter, s->hidden, 1,
-                   make_mlp_bytes(s->dtype, inter, s->hidden), 0);
+        make_entry(list, COLIBRI_ROLE_DENSE_MLP, layer, make_other(s), inter, s->hidden, 1,
+                   make_mlp_bytes(make_other(s), inter, s->hidden), 0);
         return;
     }
     uint64_t stride = make_pad(make_mlp_bytes(s->dtype, s->inter, s->hidden), 4096);
     make_tensor(list, COLIBRI_ROLE_ROUTER, layer, COLIBRI_FILE_F32, s->experts, s->hidden);
     make_entry(list, COLIBRI_ROLE_EXPERTS, layer, s->dtype, s->inter, s->hidden, s->experts, s->experts * stride, stride);
     if (s->shared) {
-        make_entry(list, COLIBRI_ROLE_SHARED_EXPERT, layer, s->dtype, s->shared, s->hidden, 1,
-                   make_mlp_bytes(s->dtype, s->shared, s->hidden), 0);
+        make_entry(list, COLIBRI_ROLE_SHARED_EXPERT, layer, make_other(s), s->shared, s->hidden, 1,
+                   make_mlp_bytes(make_other(s), s->shared, s->hidden), 0);
     }
     if (s->shared_gate) make_tensor(list, COLIBRI_ROLE_SHARED_GATE, layer, COLIBRI_FILE_F32, 1, s->hidden);
 }
 
 static inline void make_directory(const make_spec_t *s, make_list_t *list) {
-    uint32_t embedding = make_quantised(s->dtype) ? COLIBRI_FILE_F32 : s->dtype;
+    uint32_t embedding = make_quantised(make_other(s)) ? COLIBRI_FILE_F32 : make_other(s);
     uint64_t row = make_pad((uint64_t)s->hidden * (embedding == COLIBRI_FILE_F32 ? 4 : 2), 64);
     make_entry(list, COLIBRI_ROLE_EMBEDDING, 0, embedding, s->vocab, s->hidden, 1, s->vocab * row, row);
     for (uint32_t i = 0; i < s->layers; i++) make_layer(s, list, i);
     make_vector(list, COLIBRI_ROLE_FINAL_NORM, 0, s->hidden);
-    make_tensor(list, COLIBRI_ROLE_HEAD, 0, s->dtype, s->vocab, s->hidden);
+    make_tensor(list, COLIBRI_ROLE_HEAD, 0, make_other(s), s->vocab, s->hidden);
     make_vector(list, COLIBRI_ROLE_ROPE_INV_FREQ, 0, (s->rotary_dim ? s->rotary_dim : s->head_dim) / 2);
     if (s->tokenizer) make_entry(list, COLIBRI_ROLE_TOKENIZER, 0, COLIBRI_FILE_BYTES, 1, 0, 1, s->tokenizer_size, 0);
     if (!s->texts) return;

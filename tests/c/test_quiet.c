@@ -145,6 +145,7 @@ int main(void) {
     CHECK(WIFSIGNALED(noisy) || noisy == 0);
     CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_F32, COLIBRI_OUTPUT_LAST), 0);
     CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_Q8, COLIBRI_OUTPUT_LAST), 0);
+    CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_Q4, COLIBRI_OUTPUT_LAST), 0);
     CHECK_EQ(child_status(quiet_child, COLIBRI_FILE_Q8, COLIBRI_OUTPUT_ALL), 0);
     remove(path);
     return check_report();

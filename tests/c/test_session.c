@@ -153,13 +153,20 @@ static void check_batch(const make_spec_t *spec) {
 
 static void test_same_bits(void) {
     make_spec_t plain = MAKE_SPEC_TINY, rich = MAKE_SPEC_TINY;
-    for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q8; dtype++) {
+    for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q4; dtype++) {
         plain.dtype = rich.dtype = dtype;
         check_same_bits(&plain);
         rich.experts = 9; rich.top_k = 4; rich.layers = 3; rich.dense_layers = 1; rich.shared = 56; rich.shared_gate = 1;
         rich.qk_norm = COLIBRI_QK_NORM_HEAD; rich.biases = 2; rich.window = 7; rich.norm_topk = 0; rich.head_dim = 16;
         check_same_bits(&rich);
         check_batch(&rich);
+    }
+    static const uint32_t mixed[][2] = {{COLIBRI_FILE_Q4, COLIBRI_FILE_Q8}, {COLIBRI_FILE_Q8, COLIBRI_FILE_F16},
+                                        {COLIBRI_FILE_BF16, COLIBRI_FILE_Q4}};
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
+        rich.dtype = mixed[i][0];
+        rich.other_dtype = mixed[i][1] + 1;
+        check_same_bits(&rich);
     }
     plain.dtype = COLIBRI_FILE_F32;
     plain.qk_norm = COLIBRI_QK_NORM_WIDTH; plain.clip_qkv = 0.5f; plain.experts = 60; plain.top_k = 8;
@@ -607,7 +614,7 @@ static void check_moe_layer(const make_spec_t *spec, int32_t layer) {
 
 static void test_moe_forward(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
-    for (spec.dtype = COLIBRI_FILE_F32; spec.dtype <= COLIBRI_FILE_Q8; spec.dtype += COLIBRI_FILE_Q8) {
+    for (spec.dtype = COLIBRI_FILE_F32; spec.dtype <= COLIBRI_FILE_Q4; spec.dtype++) {
         write_spec(&spec);
         for (int32_t layer = 0; layer < (int32_t)spec.layers; layer++) check_moe_layer(&spec, layer);
     }
@@ -701,7 +708,7 @@ static void test_stats(void) {
 /* A host that rounds upward and flushes subnormals gets the same bits, and its own settings back. */
 static void test_float_environment(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
-    for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q8; dtype += COLIBRI_FILE_Q8) {
+    for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q4; dtype++) {
         spec.dtype = dtype;
         write_spec(&spec);
         colibri_config_t c = config();

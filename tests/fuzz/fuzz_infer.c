@@ -58,7 +58,8 @@ void *__wrap_coli_arena_take(coli_arena_t *arena, uint64_t count, uint64_t size)
 static make_spec_t spec_of(uint32_t index) {
     make_spec_t s = {.hidden = 40, .inter = 20, .heads = 4, .kv_heads = 2, .head_dim = 10, .layers = 2, .experts = 3,
                      .top_k = 2, .vocab = 50, .seed = 1, .norm_topk = 1};
-    s.dtype = index % 5 < 3 ? index % 5 : COLIBRI_FILE_Q8;
+    s.dtype = index % 6 < 3 ? index % 6 : index % 6 < 5 ? COLIBRI_FILE_Q8 : COLIBRI_FILE_Q4;
+    if (index % 4 == 3) s.other_dtype = COLIBRI_FILE_Q4 + 1;
     if (index % 2) s.shared = 24, s.shared_gate = 1, s.biases = 2, s.qk_norm = COLIBRI_QK_NORM_HEAD, s.window = 3;
     if (index % 3 == 1) s.layers = 3, s.dense_layers = 1, s.dense_inter = 130, s.rotary_dim = 6;
     if (index % 3 == 2) s.qk_norm = COLIBRI_QK_NORM_WIDTH, s.clip_qkv = 1, s.heads = 5, s.kv_heads = 1;
