@@ -82,11 +82,12 @@ static float *run_config(const colibri_config_t *c, uint32_t piece) {
 
 /* ---- the same bits ---- */
 
-static void check_same_bits(const make_spec_t *spec) {
+static void check_same_bits(const make_spec_t *spec, colibri_dtype_t kv) {
     const uint32_t pieces[] = {1, 2, 3, 7, TOKENS}, threads[] = {1, 2, 3, 8};
     size_t bytes = (size_t)TOKENS * spec->vocab * sizeof(float);
     write_spec(spec);
     colibri_config_t c = config();
+    c.kv_dtype = kv;
     c.isa = COLIBRI_ISA_REF;
     float *expected = run_config(&c, TOKENS);
     bool varied = false;
@@ -112,11 +113,12 @@ static void check_same_bits(const make_spec_t *spec) {
 }
 
 /* Three sequences of different lengths side by side, in two ragged calls, against each alone. */
-static void check_batch(const make_spec_t *spec) {
+static void check_batch(const make_spec_t *spec, colibri_dtype_t kv) {
     enum { SLOTS = 3 };
     const int32_t first[SLOTS] = {9, 0, 17}, second[SLOTS] = {1, 12, 5};
     write_spec(spec);
     colibri_config_t c = config();
+    c.kv_dtype = kv;
     c.max_batch_size = SLOTS;
     c.num_threads = 2;
     c.max_chunk_tokens = 13;
@@ -155,22 +157,50 @@ static void test_same_bits(void) {
     make_spec_t plain = MAKE_SPEC_TINY, rich = MAKE_SPEC_TINY;
     for (uint32_t dtype = COLIBRI_FILE_F32; dtype <= COLIBRI_FILE_Q4; dtype++) {
         plain.dtype = rich.dtype = dtype;
-        check_same_bits(&plain);
+        check_same_bits(&plain, 0);
         rich.experts = 9; rich.top_k = 4; rich.layers = 3; rich.dense_layers = 1; rich.shared = 56; rich.shared_gate = 1;
         rich.qk_norm = COLIBRI_QK_NORM_HEAD; rich.biases = 2; rich.window = 7; rich.norm_topk = 0; rich.head_dim = 16;
-        check_same_bits(&rich);
-        check_batch(&rich);
+        check_same_bits(&rich, 0);
+        check_batch(&rich, 0);
     }
     static const uint32_t mixed[][2] = {{COLIBRI_FILE_Q4, COLIBRI_FILE_Q8}, {COLIBRI_FILE_Q8, COLIBRI_FILE_F16},
                                         {COLIBRI_FILE_BF16, COLIBRI_FILE_Q4}};
     for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
         rich.dtype = mixed[i][0];
         rich.other_dtype = mixed[i][1] + 1;
-        check_same_bits(&rich);
+        check_same_bits(&rich, 0);
     }
     plain.dtype = COLIBRI_FILE_F32;
     plain.qk_norm = COLIBRI_QK_NORM_WIDTH; plain.clip_qkv = 0.5f; plain.experts = 60; plain.top_k = 8;
-    check_same_bits(&plain);
+    check_same_bits(&plain, 0);
+    rich.dtype = COLIBRI_FILE_Q8;
+    rich.other_dtype = 0;
+    check_same_bits(&rich, COLIBRI_DTYPE_Q8);
+    check_batch(&rich, COLIBRI_DTYPE_Q8);
+}
+
+/* Logits of a model with an 8-bit KV cache are those of f32 and f16 up to a small error, and not the same. */
+static void test_kv_types(void) {
+    static const colibri_dtype_t types[] = {COLIBRI_DTYPE_F32, COLIBRI_DTYPE_F16, COLIBRI_DTYPE_Q8};
+    static const double limit[] = {0, 1e-3, 2e-2};
+    make_spec_t spec = MAKE_SPEC_TINY;
+    float *logits[3];
+    spec.top_k = spec.experts; /* a small error would choose other experts */
+    write_spec(&spec);
+    for (int kv = 0; kv < 3; kv++) {
+        colibri_config_t c = config();
+        double error = 0, square = 0;
+        c.kv_dtype = types[kv];
+        logits[kv] = run_config(&c, TOKENS);
+        for (uint32_t i = 0; i < TOKENS * spec.vocab; i++) {
+            double d = logits[kv][i] - logits[0][i];
+            error += d * d;
+            square += logits[0][i] * logits[0][i];
+        }
+        CHECK((error > 0) == (kv > 0));
+        CHECK(error <= limit[kv] * limit[kv] * square);
+    }
+    for (int kv = 0; kv < 3; kv++) free(logits[kv]);
 }
 
 /* 519 tokens: across the default chunk of 512, with tails of 1 to 9, and one by one. */
@@ -538,6 +568,34 @@ static void test_sampling(void) {
     colibri_free(s);
 }
 
+/* With fewer experts for a token, the first of those it had: most are told apart from the rest in another way. */
+static void test_route_many(void) {
+    enum { ROWS = 20, MOST = 40 };
+    static const int32_t fewer[] = {1, 2, 8, 9, 16, 17, 32};
+    static _Alignas(64) float hidden[ROWS * 72];
+    static int32_t all[ROWS * MOST], ids[ROWS * MOST];
+    static float weights[ROWS * MOST];
+    for (uint32_t i = 0; i < ROWS * 72; i++) hidden[i] = (float)((i * 7919u) % 201) / 100 - 1;
+    memset(hidden, 0, 72 * sizeof(float)); /* equal logits */
+    for (uint32_t experts = 40; experts <= 300; experts += 65) {
+        make_spec_t spec = MAKE_SPEC_TINY;
+        spec.inter = 16;
+        spec.experts = experts;
+        spec.top_k = MOST;
+        write_spec(&spec);
+        for (int i = -1; i < 7; i++) {
+            colibri_config_t c = config();
+            c.top_k = i < 0 ? MOST : fewer[i];
+            colibri_t *s = start(&c);
+            CHECK_EQ(colibri_route_tokens(s, 0, hidden, ROWS, i < 0 ? all : ids, weights), COLIBRI_OK);
+            for (int32_t t = 0; i >= 0 && t < ROWS; t++)
+                CHECK(memcmp(ids + t * c.top_k, all + t * MOST, (size_t)c.top_k * sizeof *ids) == 0);
+            colibri_free(s);
+        }
+        for (int32_t n = 0; n < MOST; n++) CHECK_EQ(all[n], n);
+    }
+}
+
 static void test_route(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
     spec.experts = 60;
@@ -786,6 +844,7 @@ static void test_fork(void) {
 int main(void) {
     snprintf(path, sizeof path, "test_session_%d.colibri", (int)getpid());
     test_same_bits();
+    test_kv_types();
     test_long_prompt();
     test_large_outputs();
     test_truncate();
@@ -796,6 +855,7 @@ int main(void) {
     test_workspace();
     test_sampling();
     test_route();
+    test_route_many();
     test_moe_forward();
     test_affinity();
     test_stats();
