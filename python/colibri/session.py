@@ -82,7 +82,8 @@ class Session:
             states.
         top_k: experts per token; None or 0: the model's.
         dtype: "f32", "f16", "bf16", "q8" or "q4", which the file must have; None: any.
-        kv_dtype: "f32" or "f16" of the KV cache; None: f32 for f32 files, else f16.
+        kv_dtype: "f32", "f16" or "q8" of the KV cache; None: f32 for f32 files, else f16. q8 has one scale per key and
+            value of a head: half the memory of f16.
         activation_bits: 8 or 16 in q8 and q4 files; None: 8 in routed experts, 16 elsewhere.
         cpu_affinity: where threads stay: "none", "auto" (one physical core each) or a list of CPUs such as "0,2,4-7";
             thread 0 is the caller's own and is left alone. None: none.
@@ -109,7 +110,7 @@ class Session:
         *,
         top_k: int | None = None,
         dtype: str | None = None,
-        kv_dtype: Literal["f32", "f16"] | None = None,
+        kv_dtype: Literal["f32", "f16", "q8"] | None = None,
         activation_bits: int | None = None,
         cpu_affinity: str | None = None,
         max_chunk_tokens: int | None = None,
@@ -122,7 +123,7 @@ class Session:
         info = self.model.config
         if max_seq_len is None:
             max_seq_len = min(info["max_position"], _DEFAULT_SEQ_LEN) or _DEFAULT_SEQ_LEN
-        kv_dtypes = {"f32": _ffi.COLIBRI_DTYPE_F32, "f16": _ffi.COLIBRI_DTYPE_F16}
+        kv_dtypes = {name: _ffi.DTYPES[name] for name in ("f32", "f16", "q8")}
         self.max_batch_size: int = as_int("max_batch_size", max_batch_size, 1, 4096)
         self.max_seq_len: int = as_int("max_seq_len", max_seq_len, 1, _INT32_MAX)
         self.outputs: str = outputs

@@ -223,6 +223,16 @@ def test_batch(model: colibri.Model) -> None:
     assert np.array_equal(last[0], alone[-1:]) and last[1].shape == (0, 270)
 
 
+def test_kv_dtypes(model: colibri.Model) -> None:
+    logits = {}
+    for kv_dtype in ("f32", "f16", "q8"):
+        with colibri.Session(model, max_seq_len=64, kv_dtype=kv_dtype) as session:
+            logits[kv_dtype] = session.forward(list(range(1, 41)))
+    for kv_dtype, limit in (("f16", 0.01), ("q8", 0.1)):
+        error = np.linalg.norm(logits[kv_dtype] - logits["f32"]) / np.linalg.norm(logits["f32"])
+        assert 0 < error < limit
+
+
 @pytest.mark.parametrize(
     ("option", "error"),
     [({"max_batch_size": 0}, "InvalidArgumentError"), ({"max_seq_len": 0}, "InvalidArgumentError"),
@@ -230,7 +240,7 @@ def test_batch(model: colibri.Model) -> None:
      ({"max_batch_size": "2"}, "InvalidArgumentError"), ({"num_threads": 257}, "InvalidArgumentError"),
      ({"outputs": "some"}, "InvalidArgumentError"), ({"isa": "sse9"}, "InvalidArgumentError"),
      ({"isa": 3}, "InvalidArgumentError"), ({"isa": "neon"}, "IsaError"), ({"top_k": 9}, "InvalidArgumentError"),
-     ({"top_k": -1}, "InvalidArgumentError"), ({"kv_dtype": "q8"}, "InvalidArgumentError"),
+     ({"top_k": -1}, "InvalidArgumentError"), ({"kv_dtype": "q4"}, "InvalidArgumentError"),
      ({"activation_bits": 7}, "InvalidArgumentError"), ({"dtype": "f32"}, "UnsupportedError"),
      ({"no_such_option": 1}, "InvalidArgumentError")],
 )  # fmt: skip
