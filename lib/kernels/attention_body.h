@@ -98,17 +98,15 @@ COLI_INLINE v16i seen(const query_tile_t *tile, uint32_t j, uint32_t block) {
     return (v16i)(key >= tile->first[j]) & (v16i)(key <= tile->last[j]);
 }
 
-COLI_INLINE v16f greater(v16f s, v16f max) { return choose(s > max, s, max); } /* a NaN is left out */
-
-/* The greatest seen score of query j. */
+/* The greatest seen score of query j; a NaN is left out. */
 COLI_INLINE float greatest(const query_tile_t *tile, uint32_t j) {
     uint32_t block = tile->first[j] / LANES, last = tile->last[j] / LANES;
     const float *s = scores_at(tile, block, j);
     size_t step = (size_t)tile->n * LANES;
-    v16f least = splat(-__builtin_inff()), max = greater(choose(seen(tile, j, block), load(s), least), least);
+    v16f least = splat(-__builtin_inff()), max = larger(choose(seen(tile, j, block), load(s), least), least);
     if (block == last) return largest_lane(max);
-    for (s += step; ++block < last; s += step) max = greater(load(s), max);
-    return largest_lane(greater(choose(seen(tile, j, last), load(s), least), max));
+    for (s += step; ++block < last; s += step) max = larger(load(s), max);
+    return largest_lane(larger(choose(seen(tile, j, last), load(s), least), max));
 }
 
 /* The weights of one block: p = exp(s - max), times the scale of each value where they have one. Returns p, 0 if unseen. */

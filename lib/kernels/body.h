@@ -93,12 +93,14 @@ COLI_INLINE void tiled_product(const coli_matmul_t *m, const tile_t *tiles, uint
 
 /* ---- Activations ------------------------------------------------------------------------------------------------- */
 
-/* Distances 8, 4, 2, 1 inside one vector: lane i gets partner + x, or partner - x where bit h of i is set. */
-#define HADAMARD_STAGE(v, h)                                                                                                 \
-    (SWAP_LANES(v, h) + (v16f)((v16u)(v) ^ (v16u){ SIGN(0, h), SIGN(1, h), SIGN(2, h), SIGN(3, h), SIGN(4, h), SIGN(5, h),   \
-                                                   SIGN(6, h), SIGN(7, h), SIGN(8, h), SIGN(9, h), SIGN(10, h), SIGN(11, h), \
-                                                   SIGN(12, h), SIGN(13, h), SIGN(14, h), SIGN(15, h) }))
-#define SIGN(lane, h) (((lane) & (h)) ? 0x80000000u : 0)
+/* Distances 8, 4, 2, 1 inside one vector: lane i gets partner + x, or partner - x where bit h of i is set: an fma with 1 or -1
+ * rounds as the sum does. */
+#define HADAMARD_STAGE(v, h)                                                                                            \
+    fma16(v,                                                                                                            \
+          (v16f){ SIGN(0, h), SIGN(1, h), SIGN(2, h), SIGN(3, h), SIGN(4, h), SIGN(5, h), SIGN(6, h), SIGN(7, h),       \
+                  SIGN(8, h), SIGN(9, h), SIGN(10, h), SIGN(11, h), SIGN(12, h), SIGN(13, h), SIGN(14, h), SIGN(15, h) }, \
+          SWAP_LANES(v, h))
+#define SIGN(lane, h) (((lane) & (h)) ? -1.0f : 1.0f)
 
 /* Stages h and h / 2 (h >= 32) of one part in one pass over memory. */
 COLI_INLINE void hadamard_two_stages(float *x, uint32_t block, uint32_t h) {
@@ -147,8 +149,9 @@ COLI_INLINE float row_scale(const float *x, uint32_t k, float limit, float *inve
     return max / limit;
 }
 
-COLI_INLINE v16i quantize16_lanes(const float *x, float inverse, float limit) {
-    return __builtin_convertvector(clamp(round_even16(load(x) * splat(inverse)), limit), v16i);
+COLI_INLINE v16i quantize16_lanes(const float *x, float inverse, float limit) { /* x is finite */
+    v16f v = round_even16(load(x) * splat(inverse));
+    return __builtin_convertvector(larger(smaller(v, splat(limit)), splat(-limit)), v16i);
 }
 
 COLI_INLINE void store_bytes(int8_t *p, v16i v) { *(v16c *)(void *)p = __builtin_convertvector(v, v16c); }

@@ -33,6 +33,9 @@ COLI_INLINE v16f fma16(v16f a, v16f b, v16f c) { return __builtin_elementwise_fm
 /* yes where the mask (all ones or zeros a lane) is set, else no. */
 COLI_INLINE v16f choose(v16i mask, v16f yes, v16f no) { return (v16f)((mask & (v16i)yes) | (~mask & (v16i)no)); }
 
+COLI_INLINE v16f larger(v16f a, v16f b) { return choose(a > b, a, b); } /* b if a is NaN */
+COLI_INLINE v16f smaller(v16f a, v16f b) { return choose(a < b, a, b); }
+
 COLI_INLINE v16f clamp(v16f x, float limit) { /* NaN stays */
     x = choose(x > splat(limit), splat(limit), x);
     return choose(x < splat(-limit), splat(-limit), x);
