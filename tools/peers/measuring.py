@@ -16,7 +16,8 @@ from .limits import Limits
 from .processes import Worker, busy_neighbours, processors
 from .shapes import Shape
 
-SETTLE_SECONDS = 0.25  # before each measurement, so that the pool of the engine before has gone to sleep
+SETTLE_SECONDS = 0.1  # a measurement begins once the engines before it have used no processor for so long,
+SETTLE_TRIES = 30  # or after so many such pauses
 TAIL_PIECE = 200  # tokens of one stretch of the tail: from an empty cache, so that attention stays small beside weights
 CHECK_TOKENS = 16
 
@@ -85,8 +86,8 @@ class Team:
 
     def ask(self, index: int, command: str, **arguments: Any) -> dict[str, Any]:
         """Measure one engine while the others wait."""
-        time.sleep(SETTLE_SECONDS)
         others = [worker for i, worker in enumerate(self.workers) if i != index]
+        self._settle(others)
         before, begin = [worker.processor_seconds() for worker in others], time.monotonic()
         answer = self.workers[index].ask(command, **arguments)
         elapsed = time.monotonic() - begin
@@ -96,6 +97,16 @@ class Team:
                 self._noted.add(worker.label)
                 self.note(f"{worker.label} used {used:.2f} s of processor in {elapsed:.2f} s in which it was idle")
         return answer
+
+    @staticmethod
+    def _settle(others: list[Worker]) -> None:
+        """Wait until the others' threads have gone to sleep."""
+        used = None
+        for _ in range(SETTLE_TRIES):
+            before, used = used, [worker.processor_seconds() for worker in others]
+            if used == before:
+                return
+            time.sleep(SETTLE_SECONDS)
 
     def set_threads(self, n: int) -> None:
         """Of every engine."""
