@@ -60,6 +60,11 @@ const isa_x86_64 = [_]IsaSource{
         "avx2", "fma", "f16c", "bmi", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq",
     } ++ evex512 },
 };
+const isa_aarch64 = [_]IsaSource{
+    .{ .file = "lib/kernels/neon.c", .features = &.{} },
+    .{ .file = "lib/kernels/neon_dotprod.c", .features = &.{"dotprod"} },
+    .{ .file = "lib/kernels/neon_i8mm.c", .features = &.{ "dotprod", "i8mm" } },
+};
 
 /// Each is one program, tests/c/NAME.c, linked with the static library; lib/ is on its include path.
 const tests = [_][]const u8{
@@ -151,7 +156,11 @@ fn libraryModule(b: *std.Build, target: std.Build.ResolvedTarget, settings: Sett
     const m = settings.module(b, target);
     m.addIncludePath(b.path("lib"));
     for (base_sources) |file| m.addCSourceFile(.{ .file = b.path(file), .flags = &library_flags });
-    const isa_sources: []const IsaSource = if (target.result.cpu.arch == .x86_64) &isa_x86_64 else &.{};
+    const isa_sources: []const IsaSource = switch (target.result.cpu.arch) {
+        .x86_64 => &isa_x86_64,
+        .aarch64 => &isa_aarch64,
+        else => &.{},
+    };
     for (isa_sources) |source| {
         // Not "-mavx2": zig turns every feature outside -Dcpu off by "-Xclang -target-feature", which beats -m flags.
         // The same spelling later on the command line wins.

@@ -19,6 +19,8 @@
 
 #if defined(__x86_64__)
 #  define BUILD_KERNELS "ref, avx2, avx512"
+#elif defined(__aarch64__)
+#  define BUILD_KERNELS "ref, neon"
 #else
 #  define BUILD_KERNELS "ref"
 #endif

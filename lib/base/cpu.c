@@ -54,19 +54,48 @@ static const char *text_of(uint32_t found) {
 }
 
 #elif defined(__aarch64__)
+
+/* Dot products came with ARMv8.2 and int8 matrix products with ARMv8.6; user programs cannot read the registers that say so. */
 #if defined(__linux__)
 #include <sys/auxv.h>
-#endif
 
-static uint32_t detect(void) { return 0; } /* no kernels of its own yet: the reference serves */
+static uint32_t detect(void) {
+    uint32_t found = 0;
+    if (getauxval(AT_HWCAP) >> 20 & 1) found |= COLI_CPU_NEON_DOTPROD; /* HWCAP_ASIMDDP */
+    if (getauxval(AT_HWCAP2) >> 13 & 1) found |= COLI_CPU_NEON_I8MM;   /* HWCAP2_I8MM */
+    return found;
+}
+
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static bool system_has(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value != 0;
+}
+
+static uint32_t detect(void) {
+    uint32_t found = 0;
+    if (system_has("hw.optional.arm.FEAT_DotProd")) found |= COLI_CPU_NEON_DOTPROD;
+    if (system_has("hw.optional.arm.FEAT_I8MM")) found |= COLI_CPU_NEON_I8MM;
+    return found;
+}
+
+#elif defined(_WIN32)
+#include <windows.h>
+
+static uint32_t detect(void) { /* Windows does not tell of I8MM under a number that all its headers know */
+    return IsProcessorFeaturePresent(43) ? COLI_CPU_NEON_DOTPROD : 0; /* PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE */
+}
+
+#else
+static uint32_t detect(void) { return 0; }
+#endif
 
 static const char *text_of(uint32_t found) {
-    (void)found;
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) & (1ul << 20) ? "neon dotprod" : "neon"; /* HWCAP_ASIMDDP */
-#else
-    return "neon";
-#endif
+    if (!(found & COLI_CPU_NEON_DOTPROD)) return "neon";
+    return found & COLI_CPU_NEON_I8MM ? "neon dotprod i8mm" : "neon dotprod";
 }
 
 #else

@@ -1,4 +1,4 @@
-/* cpu.h: what this processor and operating system offer (cpuid and XCR0 on x86-64; getauxval on ARM). Detected once. */
+/* cpu.h: what this processor and operating system offer (cpuid and XCR0 on x86-64; the system's word on ARM). Detected once. */
 #ifndef COLI_CPU_H
 #define COLI_CPU_H
 
@@ -9,7 +9,9 @@ enum {
     COLI_CPU_AVX512 = 1 << 1,     /* F, BW, VL, DQ and OS-saved zmm */
     COLI_CPU_AVX512_VNNI = 1 << 2,
     COLI_CPU_AVX512_VBMI = 1 << 3,
-    COLI_CPU_AMX_INT8 = 1 << 4    /* the silicon has it; permission not asked */
+    COLI_CPU_AMX_INT8 = 1 << 4,   /* the silicon has it; permission not asked */
+    COLI_CPU_NEON_DOTPROD = 1 << 8, /* NEON itself every 64-bit ARM has */
+    COLI_CPU_NEON_I8MM = 1 << 9
 };
 uint32_t coli_cpu_features(void);
 const char *coli_cpu_text(void); /* "avx2 fma f16c avx512 ..." for colibri_cpu_info */

@@ -19,14 +19,29 @@ static const coli_kernels_t *select_avx512(void) { return NULL; }
 
 #endif
 
+#ifdef COLI_HAVE_NEON_KERNELS
+
+static const coli_kernels_t *select_neon(void) {
+    uint32_t have = coli_cpu_features();
+    if (!(have & COLI_CPU_NEON_DOTPROD)) return coli_kernels_neon();
+    return have & COLI_CPU_NEON_I8MM ? coli_kernels_neon_i8mm() : coli_kernels_neon_dotprod();
+}
+
+#else
+
+static const coli_kernels_t *select_neon(void) { return NULL; }
+
+#endif
+
 const coli_kernels_t *coli_kernels_select(colibri_isa_t isa) {
     const coli_kernels_t *best;
     switch (isa) {
     case COLIBRI_ISA_REF: return coli_kernels_ref();
     case COLIBRI_ISA_AVX2: return select_avx2();
     case COLIBRI_ISA_AVX512: return select_avx512();
+    case COLIBRI_ISA_NEON: return select_neon();
     case COLIBRI_ISA_AUTO:
-        if ((best = select_avx512()) != NULL || (best = select_avx2()) != NULL) return best;
+        if ((best = select_avx512()) != NULL || (best = select_avx2()) != NULL || (best = select_neon()) != NULL) return best;
         return coli_kernels_ref();
     default: return NULL; /* not in this version, or not a colibri_isa_t */
     }

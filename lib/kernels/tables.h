@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__) || defined(_M_X64)
 #  define COLI_HAVE_X86_KERNELS 1 /* avx2.c and avx512.c are part of the library */
+#elif defined(__aarch64__) && !defined(__AARCH64EB__)
+#  define COLI_HAVE_NEON_KERNELS 1 /* neon.c, neon_dotprod.c and neon_i8mm.c are */
 #endif
 
 /* Rows whose largest |x| is below 2^-100 are quantised as zeros: 127 / max would come near overflow. */
@@ -15,5 +17,8 @@ const coli_kernels_t *coli_kernels_ref(void);
 const coli_kernels_t *coli_kernels_avx2(void);
 const coli_kernels_t *coli_kernels_avx512(void); /* q8 without VNNI */
 const coli_kernels_t *coli_kernels_avx512_vnni(void);
+const coli_kernels_t *coli_kernels_neon(void); /* any 64-bit ARM */
+const coli_kernels_t *coli_kernels_neon_dotprod(void);
+const coli_kernels_t *coli_kernels_neon_i8mm(void); /* needs both features */
 
 #endif

@@ -3,6 +3,8 @@
 #include <math.h>
 
 #include "../kernels/compare.h"
+#include "base/cpu.h"
+#include "kernels/tables.h"
 
 static const coli_kernels_t *ref;
 
@@ -222,8 +224,31 @@ static void test_lone_nan(const coli_kernels_t *table) {
     }
 }
 
-int main(void) {
-    static const colibri_isa_t isas[] = { COLIBRI_ISA_AVX2, COLIBRI_ISA_AVX512, COLIBRI_ISA_NEON };
+/* ---- Every other table that this machine can use ---- */
+
+enum { MAX_TABLES = 8 };
+
+/* The best of each instruction set first in its place, then the lesser ones that also run here. */
+static int usable_tables(const coli_kernels_t *tables[MAX_TABLES]) {
+    static const colibri_isa_t isas[] = { COLIBRI_ISA_AVX2, COLIBRI_ISA_AVX512, COLIBRI_ISA_AMX, COLIBRI_ISA_NEON };
+    int n = 0;
+    for (int i = 0; i < 4; i++) {
+        const coli_kernels_t *table = coli_kernels_select(isas[i]);
+        if (table == NULL) continue;
+        CHECK_EQ(table->isa, isas[i]);
+        tables[n++] = table;
+    }
+#ifdef COLI_HAVE_NEON_KERNELS
+    CHECK(n == 1 && coli_kernels_select(COLIBRI_ISA_AUTO) == tables[0]);
+    if (coli_cpu_features() & COLI_CPU_NEON_I8MM) tables[n++] = coli_kernels_neon_dotprod();
+    if (coli_cpu_features() & COLI_CPU_NEON_DOTPROD) tables[n++] = coli_kernels_neon();
+#endif
+    return n;
+}
+
+/* With an argument: the best table here must have that name, and only it is compared. */
+int main(int argc, char **argv) {
+    const coli_kernels_t *tables[MAX_TABLES];
     ref = coli_kernels_select(COLIBRI_ISA_REF);
     CHECK(ref != NULL && ref->isa == COLIBRI_ISA_REF);
     CHECK(coli_kernels_select(COLIBRI_ISA_AUTO) != NULL);
@@ -237,13 +262,17 @@ int main(void) {
     test_f32_to_f16();
     test_attention(ref);
     test_lone_nan(ref);
-    for (int i = 0; i < 3; i++) {
-        const coli_kernels_t *table = coli_kernels_select(isas[i]);
-        if (table == NULL) continue;
-        CHECK_EQ(table->isa, isas[i]);
-        test_attention(table);
-        test_lone_nan(table);
-        compare_tables(ref, table);
+    int n = usable_tables(tables);
+    if (argc > 1) {
+        tables[0] = coli_kernels_select(COLIBRI_ISA_AUTO);
+        n = 1;
+        CHECK(strcmp(tables[0]->name, argv[1]) == 0);
+    }
+    for (int i = 0; i < n; i++) {
+        fprintf(stderr, "compared with the reference: %s\n", tables[i]->name);
+        test_attention(tables[i]);
+        test_lone_nan(tables[i]);
+        compare_tables(ref, tables[i]);
     }
     return check_report();
 }
