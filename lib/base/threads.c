@@ -1,12 +1,13 @@
 /* threads.c: the pool of workers that every parallel region of the forward pass runs on; see threads.h.
  *
- * A region is `chunks` pieces of `grain` items. Two words carry it:
+ * A region is `chunks` pieces of `grain` items. Every thread has a range of consecutive pieces, so that it reads the weights as
+ * one stream; who has finished his own helps the next one. Two kinds of words carry it:
  *
- *     chunks_left  pieces not yet taken. Whoever lowers it from n to n - 1 owns piece number chunks - n. The region's
- *                  description is written before chunks_left is raised and stays until the owner reports its piece, so it is
- *                  read only after a piece was taken. A worker that comes late finds zero, or a piece of the next region:
- *                  both are right. Hence nobody waits for workers that never woke up, which is what keeps eight threads on
- *                  two cores, or a busy neighbour, from stopping everybody.
+ *     left[t]      pieces of thread t's range not yet taken. Whoever lowers it from n to n - 1 owns the n-th piece from the
+ *                  range's end. The region's description is written before any left[t] is raised and stays until the owner
+ *                  reports its piece, so it is read only after a piece was taken. A worker that comes late finds zero, or a
+ *                  piece of the next region: both are right. Hence nobody waits for workers that never woke up, which is what
+ *                  keeps eight threads on two cores, or a busy neighbour, from stopping everybody.
  *     unfinished   pieces taken or not, but not reported; the top bit says that the caller sleeps on this word.
  *
  * Between regions workers watch `epoch` for a moment and then sleep on it. */
@@ -29,8 +30,13 @@ typedef struct worker {
     int32_t cpu;     /* to stay on; -1: wherever the system likes */
 } worker_t;
 
+/* A thread's share of a region, on a cache line of its own. */
+typedef struct range {
+    _Alignas(COLI_ALIGN) _Atomic uint32_t left;
+} range_t;
+
 struct coli_pool {
-    /* The region's description, written by the caller while chunks_left is zero. */
+    /* The region's description, written by the caller while every left is zero. */
     coli_work_fn work;
     void *argument;
     uint32_t items, grain, chunks;
@@ -38,8 +44,8 @@ struct coli_pool {
     uint32_t num_started; /* workers to join */
     uint32_t spin_ns;
     worker_t *workers; /* [num_threads - 1] */
+    range_t *ranges;   /* [num_threads] */
 
-    _Alignas(COLI_ALIGN) _Atomic uint32_t chunks_left;
     _Alignas(COLI_ALIGN) _Atomic uint32_t unfinished;
     _Alignas(COLI_ALIGN) _Atomic uint32_t epoch; /* raised for every region and for stopping */
     _Atomic uint32_t sleepers;                   /* workers that sleep on epoch or are about to */
@@ -49,7 +55,8 @@ struct coli_pool {
 };
 
 uint64_t coli_pool_size(uint32_t num_threads) {
-    return coli_pad(sizeof(coli_pool_t), COLI_ALIGN) + coli_pad((size_t)num_threads * sizeof(worker_t), COLI_ALIGN);
+    return coli_pad(sizeof(coli_pool_t), COLI_ALIGN) + coli_pad((size_t)num_threads * sizeof(worker_t), COLI_ALIGN) +
+           num_threads * sizeof(range_t);
 }
 
 uint32_t coli_pool_num_threads(const coli_pool_t *pool) { return pool->num_threads; }
@@ -67,19 +74,30 @@ static bool spin(const coli_pool_t *pool, _Atomic uint32_t *word, uint32_t value
     return false;
 }
 
-/* Take pieces and work on them until none is left. Returns how many were done: not yet reported. */
-static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
-    uint32_t done = 0, left = atomic_load_explicit(&pool->chunks_left, memory_order_relaxed);
+/* One past the last piece of a thread's range. */
+static uint32_t range_end(const coli_pool_t *pool, uint32_t owner) {
+    return (uint32_t)((uint64_t)pool->chunks * (owner + 1) / pool->num_threads);
+}
+
+/* Take pieces of one range and work on them until none is left. Returns how many were done: not yet reported. */
+static uint32_t work_on_range(coli_pool_t *pool, uint32_t owner, uint32_t thread) {
+    _Atomic uint32_t *word = &pool->ranges[owner].left;
+    uint32_t done = 0, left = atomic_load_explicit(word, memory_order_relaxed);
     while (left != 0) {
-        if (!atomic_compare_exchange_weak_explicit(&pool->chunks_left, &left, left - 1, memory_order_acquire,
-                                                   memory_order_relaxed))
-            continue;
-        uint32_t begin = (pool->chunks - left) * pool->grain;
+        if (!atomic_compare_exchange_weak_explicit(word, &left, left - 1, memory_order_acquire, memory_order_relaxed)) continue;
+        uint32_t begin = (range_end(pool, owner) - left) * pool->grain;
         uint32_t end = pool->items - begin > pool->grain ? begin + pool->grain : pool->items;
         pool->work(pool->argument, begin, end, thread);
         done++;
-        left = atomic_load_explicit(&pool->chunks_left, memory_order_relaxed);
+        left = atomic_load_explicit(word, memory_order_relaxed);
     }
+    return done;
+}
+
+static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
+    uint32_t done = work_on_range(pool, thread, thread);
+    for (uint32_t owner = thread + 1; owner < pool->num_threads; owner++) done += work_on_range(pool, owner, thread);
+    for (uint32_t owner = 0; owner < thread; owner++) done += work_on_range(pool, owner, thread);
     return done;
 }
 
@@ -142,7 +160,10 @@ void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_
     pool->grain = grain;
     pool->chunks = items / grain + (items % grain != 0);
     atomic_store_explicit(&pool->unfinished, pool->chunks, memory_order_relaxed);
-    atomic_store_explicit(&pool->chunks_left, pool->chunks, memory_order_release);
+    for (uint32_t t = 0, begin = 0; t < pool->num_threads; t++) {
+        atomic_store_explicit(&pool->ranges[t].left, range_end(pool, t) - begin, memory_order_release);
+        begin = range_end(pool, t);
+    }
     call_workers(pool, COLI_MIN(pool->chunks, pool->num_threads) - 1);
     wait_for_workers(pool, work_on_chunks(pool, 0));
 }
@@ -159,6 +180,7 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const int32_t *
     coli_pool_t *pool = memory;
     pool->num_threads = num_threads;
     pool->workers = (worker_t *)((uint8_t *)memory + coli_pad(sizeof(coli_pool_t), COLI_ALIGN));
+    pool->ranges = (range_t *)((uint8_t *)pool->workers + coli_pad((size_t)num_threads * sizeof(worker_t), COLI_ALIGN));
     if (num_threads > 1) pool->spin_ns = num_threads <= (uint32_t)coli_os_num_cores() ? SPIN_NS : SPIN_CROWDED_NS;
     for (uint32_t i = 0; i + 1 < num_threads; i++) {
         worker_t *worker = &pool->workers[i];

@@ -1,5 +1,6 @@
-/* threads.h: the pool: num_threads - 1 workers beside the caller. A region is cut into items taken from an atomic counter;
- * outputs of items are disjoint, so who computes what never changes a bit. Workers spin briefly, then sleep. */
+/* threads.h: the pool: num_threads - 1 workers beside the caller. A region's items are shared out as ranges, one a
+ * thread, taken piece by piece from atomic counters; who is done helps the others. Outputs of items are disjoint, so who computes
+ * what never changes a bit. Workers spin briefly, then sleep. */
 #ifndef COLI_THREADS_H
 #define COLI_THREADS_H
 
