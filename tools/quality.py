@@ -1,26 +1,31 @@
 #!/usr/bin/env python3
-"""What q8 costs in quality: a model's answers in q8 against its answers in float32, beside a common int8 scheme.
+"""What q8 and q4 cost in quality: a model's answers in them against its answers in float32, beside common schemes.
 
-    python tools/quality.py MODEL_DIR TEXT [--tokens 4096] [--context 512] [--f32 FILE --q8 FILE] [--json]
+    python tools/quality.py MODEL_DIR TEXT [--dtype q8|q4|both] [--tokens 4096] [--context 512]
+        [--f32 FILE --q8 FILE --q4 FILE] [--json]
 
 MODEL_DIR is the Hugging Face folder of a MoE model, TEXT a text file it has not seen in training. The text's first
-tokens are cut into contexts; each is computed five times:
+tokens are cut into contexts; each is computed in these ways:
 
-    torch f32     transformers, the oracle
-    colibri f32   the library, f32 file and f32 KV cache: must equal the oracle
-    colibri q8    the library, q8 file, default settings (f16 KV cache; 8-bit activations in routed experts, else 16)
-    groups of 32  transformers with weights and activations of the same layers rounded to int8 with one scale, the
-                  largest absolute value / 127, for each 32 values: the arithmetic of the well-known type Q8_0
-    groups of 32, head f32: the same, but for the output head
+    torch f32       transformers, the oracle
+    colibri f32     the library, f32 file and f32 KV cache: must equal the oracle
+    colibri q8      the library, q8 file, default settings (f16 KV cache; 8-bit activations in routed experts, else 16)
+    scheme of Q8_0  transformers with weights and activations of the same layers rounded to int8 with one scale, the
+                    largest absolute value / 127, for each 32 values: the arithmetic of the well-known type Q8_0
+    colibri q4      the library, q4 file, default settings
+    scheme of Q4_0  transformers with weights of the same layers rounded to -8 ... 7 with one scale, the value of
+                    largest magnitude / -8, for each 32 values, activations as for Q8_0: 4.5 bits a weight (q4: 4.25)
+    ..., head f32   the same, but for the output head
 
 Quantised, on both sides: q, k, v and output projections, all MLPs (routed, shared, dense), the output head. Left alone
-on both sides: routers, gates of shared experts, norms, biases. The scheme of 32 values is favoured in small things: its
-scales are float32 (Q8_0 stores them in 16 bits), its embedding and KV cache stay float32 (colibri: 16 bits).
+on both sides: routers, gates of shared experts, norms, biases. The schemes of 32 values are favoured in small things:
+their scales are float32 (stored in 16 bits by Q8_0 and Q4_0), their embedding and KV cache stay float32 (colibri: 16
+bits).
 
 For each: the mean over tokens of KL(f32 || it) in nats, the 99th percentile, how often the likeliest token is the same,
-and the perplexity. KL of colibri q8 is taken against colibri f32, of groups of 32 against torch f32. The answer is the
-ratio of the two mean KLs and the change of perplexity; the exit status is 1 if they are above --max-ratio or
---max-perplexity-change (per cent).
+and the perplexity. KL of colibri is taken against colibri f32, of the schemes against torch f32. The answer is the
+ratio of the two mean KLs and the change of perplexity; the exit status is 1 if a ratio is above --max-ratio-q8 or
+--max-ratio-q4, or q8 changes the perplexity by more than --max-perplexity-change (per cent).
 
 Needs: torch, transformers, and the colibri package with its library.
 """
@@ -36,6 +41,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,17 +124,35 @@ def contexts(ids: list[int], tokens: int, context: int) -> list[Array]:
     return list(np.asarray(ids[: count * context], np.int32).reshape(count, context))
 
 
-# ---- int8 in groups of 32, in torch
+# ---- Groups of 32, in torch
 
 
-def round_groups(x: Tensor, group: int = GROUP) -> Tensor:
-    """x [...][k], each `group` values rounded to int8 times their largest absolute value / 127."""
+def in_groups(x: Tensor) -> Tensor:
+    """x [...][k] as [...][groups][32], zeros at the end."""
     import torch
 
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
-    scale = padded.abs().amax(-1, keepdim=True) / 127
-    rounded = (padded / scale.clamp_min(1e-30)).round().clamp(-127, 127) * scale
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
+
+
+def round_int8(x: Tensor) -> Tensor:
+    """x [...][k], each 32 values rounded to int8 times their largest absolute value / 127."""
+    groups = in_groups(x)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    rounded = (groups / scale.clamp_min(1e-30)).round().clamp(-127, 127) * scale
     return rounded.flatten(-2)[..., : x.shape[-1]]
+
+
+def round_4_bits(x: Tensor) -> Tensor:
+    """x [...][k], each 32 values rounded to -8 ... 7 times their value of largest magnitude / -8."""
+    groups = in_groups(x)
+    scale = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
+    safe = scale.masked_fill(scale == 0, 1)
+    rounded = ((groups / safe + 0.5).floor().clamp(-8, 7)) * scale
+    return rounded.flatten(-2)[..., : x.shape[-1]]
+
+
+WEIGHTS = {"q8": round_int8, "q4": round_4_bits}  # by the type of this library that the scheme stands beside
+SCHEMES = {"q8": "scheme of Q8_0", "q4": "scheme of Q4_0"}
 
 
 def matrices(model: Any, head: bool) -> set[int]:
@@ -144,8 +168,10 @@ def matrices(model: Any, head: bool) -> set[int]:
 
 
 @contextmanager
-def quantised(addresses: set[int], cache: dict[int, Tensor]) -> Iterator[None]:
-    """Inside, linear() rounds weights at these addresses and their inputs. `cache` keeps the rounded weights."""
+def quantised(
+    addresses: set[int], cache: dict[int, Tensor], round_weight: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Inside, linear() rounds weights at these addresses, and their inputs to int8. `cache` keeps rounded weights."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -159,8 +185,8 @@ def quantised(addresses: set[int], cache: dict[int, Tensor]) -> Iterator[None]:
                 return function(*args, **kwargs)
             rounded = cache.get(weight.data_ptr())
             if rounded is None:
-                rounded = cache[weight.data_ptr()] = round_groups(weight)
-            return function(round_groups(x), rounded, bias)
+                rounded = cache[weight.data_ptr()] = round_weight(weight)
+            return function(round_int8(x), rounded, bias)
 
     with Mode():
         yield
@@ -178,7 +204,7 @@ class Oracle:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         if hasattr(self._model, "set_experts_implementation"):
             self._model.set_experts_implementation("eager")  # one linear() an expert, which can be rounded
-        self._cache: dict[int, Any] = {}
+        self._caches: dict[str, dict[int, Any]] = {dtype: {} for dtype in WEIGHTS}
 
     def plain(self, tokens: Array) -> Array:
         import torch
@@ -186,19 +212,17 @@ class Oracle:
         with torch.no_grad():
             return self._model(torch.from_numpy(tokens).long()[None]).logits[0].numpy()
 
-    def groups(self, tokens: Array, head: bool = True) -> Array:
-        addresses = matrices(self._model, head)
-        with quantised(addresses, self._cache):
+    def groups(self, dtype: str, head: bool, tokens: Array) -> Array:
+        """By the scheme that stands beside a type."""
+        addresses, cache = matrices(self._model, head), self._caches[dtype]
+        with quantised(addresses, cache, WEIGHTS[dtype]):
             logits = self.plain(tokens)
-        if 2 * len(self._cache) < len(addresses):  # experts that no token chose are missing rightly
+        if 2 * len(cache) < len(addresses):  # experts that no token chose are missing rightly
             raise ValueError(
-                f"only {len(self._cache)} of {len(addresses)} matrices went through torch.nn.functional.linear, where "
+                f"only {len(cache)} of {len(addresses)} matrices went through torch.nn.functional.linear, where "
                 "they are rounded; this version of transformers computes this model in another way"
             )
         return logits
-
-    def groups_but_head(self, tokens: Array) -> Array:
-        return self.groups(tokens, head=False)
 
 
 def encode(folder: Path, text: str) -> list[int]:
@@ -243,13 +267,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-WAYS = {  # a way of computing: what its answers are compared with
-    "torch f32": "torch f32",
-    "colibri f32": "torch f32",
-    "colibri q8": "colibri f32",
-    "groups of 32": "torch f32",
-    "groups of 32, head f32": "torch f32",
-}
+def reference_of(way: str) -> str:
+    """What a way of computing is compared with."""
+    return "colibri f32" if way.startswith("colibri q") else "torch f32"
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -257,36 +277,51 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     oracle = Oracle(arguments.model, arguments.threads)
     ids = encode(arguments.model, arguments.text.read_text(encoding="utf-8")[: arguments.tokens * 16])
     pieces = contexts(ids, arguments.tokens, arguments.context)
-    tallies = {name: Tally() for name in WAYS}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quality-")))
         f32 = convert(arguments.model, arguments.f32, "f32", scratch)
-        q8 = convert(arguments.model, arguments.q8, "q8", scratch)
         ways: dict[str, LogitsOf] = {
             "torch f32": oracle.plain,
             "colibri f32": stack.enter_context(engine(f32, arguments, kv_dtype="f32")),
-            "colibri q8": stack.enter_context(engine(q8, arguments, activation_bits=arguments.activation_bits)),
-            "groups of 32": oracle.groups,
-            "groups of 32, head f32": oracle.groups_but_head,
         }
+        for dtype in arguments.dtypes:
+            path = convert(arguments.model, getattr(arguments, dtype), dtype, scratch)
+            settings = {"activation_bits": arguments.activation_bits}
+            ways[f"colibri {dtype}"] = stack.enter_context(engine(path, arguments, **settings))
+            ways[SCHEMES[dtype]] = partial(oracle.groups, dtype, True)
+            ways[f"{SCHEMES[dtype]}, head f32"] = partial(oracle.groups, dtype, False)
+        tallies = {name: Tally() for name in ways}
         started = time.monotonic()
         for number, tokens in enumerate(pieces, 1):
-            found: dict[str, Array] = {}
+            references: dict[str, Array] = {}
             for name, logits_of in ways.items():
-                found[name] = log_softmax(logits_of(tokens))
-                tallies[name].add(tokens, found[WAYS[name]], found[name])
-                if name not in WAYS.values():
-                    del found[name]
+                found = log_softmax(logits_of(tokens))
+                if name in ("torch f32", "colibri f32"):
+                    references[name] = found
+                tallies[name].add(tokens, references[reference_of(name)], found)
             say(f"context {number} of {len(pieces)}, {time.monotonic() - started:.0f} s")
     return summary(tallies, len(pieces), arguments)
 
 
-def summary(tallies: dict[str, Tally], count: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures and the two questions' answers."""
-    ours, theirs = (np.concatenate(tallies[name].kl) for name in ("colibri q8", "groups of 32"))
+def compare(tallies: dict[str, Tally], dtype: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A type's two answers, and whether they are good enough."""
+    ours, theirs = (np.concatenate(tallies[name].kl) for name in (f"colibri {dtype}", SCHEMES[dtype]))
     ratio, error = ratio_of_means(ours, theirs)
-    losses = {name: np.concatenate(tally.losses) for name, tally in tallies.items()}
-    change, change_error = perplexity_change(losses["colibri q8"], losses["colibri f32"])
+    losses = [np.concatenate(tallies[name].losses) for name in (f"colibri {dtype}", "colibri f32")]
+    change, change_error = perplexity_change(*losses)
+    passed = ratio <= getattr(arguments, f"max_ratio_{dtype}")
+    return {
+        "kl_ratio": ratio,
+        "kl_ratio_error": error,
+        "perplexity_change_percent": change,
+        "perplexity_change_error": change_error,
+        "passed": bool(passed and (dtype != "q8" or abs(change) <= arguments.max_perplexity_change)),
+    }
+
+
+def summary(tallies: dict[str, Tally], count: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures and the questions' answers."""
+    answers = {dtype: compare(tallies, dtype, arguments) for dtype in arguments.dtypes}
     return {
         "model": arguments.model.name,
         "text": arguments.text.name,
@@ -294,11 +329,8 @@ def summary(tallies: dict[str, Tally], count: int, arguments: argparse.Namespace
         "context": arguments.context,
         "activation_bits": arguments.activation_bits or "default",
         "ways": {name: tally.report() for name, tally in tallies.items()},
-        "kl_ratio": ratio,
-        "kl_ratio_error": error,
-        "perplexity_change_percent": change,
-        "perplexity_change_error": change_error,
-        "passed": bool(ratio <= arguments.max_ratio and abs(change) <= arguments.max_perplexity_change),
+        "answers": answers,
+        "passed": all(answer["passed"] for answer in answers.values()),
     }
 
 
@@ -308,38 +340,42 @@ def table(result: dict[str, Any]) -> str:
         f"{result['model']}, {result['text']}: {result['tokens']} tokens in contexts of {result['context']}, "
         f"activation bits: {result['activation_bits']}",
         "",
-        f"{'':24}{'mean KL':>10}{'+-':>10}{'99 %':>10}{'same top-1':>12}{'perplexity':>12}",
+        f"{'':26}{'mean KL':>10}{'+-':>10}{'99 %':>10}{'same top-1':>12}{'perplexity':>12}",
     ]
     for name, row in result["ways"].items():
         lines.append(
-            f"{name:24}{row['mean_kl']:10.6f}{row['mean_kl_error']:10.6f}{row['kl_99']:10.5f}"
+            f"{name:26}{row['mean_kl']:10.6f}{row['mean_kl_error']:10.6f}{row['kl_99']:10.5f}"
             f"{100 * row['same_top1']:10.2f} %{row['perplexity']:12.4f}"
         )
-    lines += [
-        "",
-        "quantised on both sides: attention projections, all MLPs, the output head; routers stay f32",
-        f"mean KL, colibri q8 / groups of 32: {result['kl_ratio']:.3f} +- {result['kl_ratio_error']:.3f}",
-        f"perplexity, colibri q8 against colibri f32: {result['perplexity_change_percent']:+.3f} % "
-        f"+- {result['perplexity_change_error']:.3f}",
-        "passed" if result["passed"] else "not passed",
-    ]
+    lines += ["", "quantised on both sides: attention projections, all MLPs, the output head; routers stay f32"]
+    for dtype, answer in result["answers"].items():
+        lines += [
+            f"mean KL, colibri {dtype} / {SCHEMES[dtype]}: {answer['kl_ratio']:.3f} +- {answer['kl_ratio_error']:.3f}",
+            f"perplexity, colibri {dtype} against colibri f32: {answer['perplexity_change_percent']:+.3f} % "
+            f"+- {answer['perplexity_change_error']:.3f}",
+            f"{dtype}: {'passed' if answer['passed'] else 'not passed'}",
+        ]
     return "\n".join(lines)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What q8 costs in quality, beside int8 in groups of 32.")
+    parser = argparse.ArgumentParser(description="What q8 and q4 cost in quality, beside groups of 32.")
     parser.add_argument("model", type=Path, help="Hugging Face folder of a MoE model, with tokenizer.json")
     parser.add_argument("text", type=Path, help="text, UTF-8")
+    parser.add_argument("--dtype", choices=("q8", "q4", "both"), default="both")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--context", type=int, default=512, help="tokens computed together; no memory goes further")
     parser.add_argument("--f32", type=Path, help="the model's f32 .colibri file, if it is there already")
-    parser.add_argument("--q8", type=Path, help="the model's q8 .colibri file, if it is there already")
-    parser.add_argument("--activation-bits", type=int, choices=(8, 16), help="of colibri q8; default: the library's")
+    parser.add_argument("--q8", type=Path, help="the same of its q8 file")
+    parser.add_argument("--q4", type=Path, help="the same of its q4 file")
+    parser.add_argument("--activation-bits", type=int, choices=(8, 16), help="of q8 and q4; default: the library's")
     parser.add_argument("--threads", type=int, help="default: as many as the machine has")
-    parser.add_argument("--max-ratio", type=float, default=1.15)
-    parser.add_argument("--max-perplexity-change", type=float, default=0.5, help="per cent, either way")
+    parser.add_argument("--max-ratio-q8", type=float, default=1.15)
+    parser.add_argument("--max-ratio-q4", type=float, default=0.85)
+    parser.add_argument("--max-perplexity-change", type=float, default=0.5, help="of q8, per cent, either way")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
+    arguments.dtypes = ("q8", "q4") if arguments.dtype == "both" else (arguments.dtype,)
     if arguments.context < 2 or arguments.tokens < arguments.context:
         parser.error("--context must be at least 2, and --tokens at least --context")
     try:

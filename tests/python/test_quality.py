@@ -58,15 +58,28 @@ def test_contexts(quality: Any) -> None:
         quality.contexts([1, 2, 3], 100, 4)
 
 
-def test_round_groups(quality: Any) -> None:
+def test_round_int8(quality: Any) -> None:
     """A scale for each 32 values, the last group shorter; zeros stay zeros."""
     torch = pytest.importorskip("torch")
     x = torch.zeros(2, 40)
     x[0, 0], x[0, 1], x[0, 32] = 127.0, 3.4, 0.5
-    found = quality.round_groups(x)
+    found = quality.round_int8(x)
     assert found.shape == x.shape
     assert [found[0, i].item() for i in (0, 1, 32)] == pytest.approx([127.0, 3.0, 0.5])
     assert not found[1].any()
+
+
+def test_round_4_bits(quality: Any) -> None:
+    """The value of largest magnitude is -8 of the scale, whatever its sign; its opposite saturates."""
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(2, 40)
+    x[0, :4] = torch.tensor([16.0, -16.0, 4.9, -5.1])
+    x[0, 32:35] = torch.tensor([-4.0, 3.9, 0.7])
+    found = quality.round_4_bits(x)
+    assert found.shape == x.shape
+    assert found[0, :4].tolist() == [16.0, -14.0, 4.0, -6.0]
+    assert found[0, 32:35].tolist() == [-4.0, 3.5, 0.5]
+    assert not found[1].any() and not found[0, 4:32].any()
 
 
 def test_what_is_rounded(quality: Any) -> None:
@@ -85,8 +98,8 @@ def test_what_is_rounded(quality: Any) -> None:
     assert quality.matrices(model, head=True) == wanted | {weights["head.weight"].data_ptr()}
 
     x = torch.randn(5, 32)
-    with quality.quantised(wanted, {}):
+    with quality.quantised(wanted, {}, quality.round_4_bits):
         router = torch.nn.functional.linear(x, weights["mlp.gate.weight"])
         expert = torch.nn.functional.linear(x, weights["experts"][1])
     torch.testing.assert_close(router, x @ weights["mlp.gate.weight"].T)
-    torch.testing.assert_close(expert, quality.round_groups(x) @ quality.round_groups(weights["experts"][1]).T)
+    torch.testing.assert_close(expert, quality.round_int8(x) @ quality.round_4_bits(weights["experts"][1]).T)
