@@ -7,6 +7,7 @@ usage, 130 interrupted, 143 terminated.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -37,15 +38,35 @@ def _model_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _session_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the session, handed to the command as one dictionary of Session's arguments, `settings`."""
+
+    @functools.wraps(function)
+    def with_settings(*args: Any, threads: int, experts_per_token: int | None, **options: Any) -> Any:
+        settings = {name: options.pop(name) for name in ("isa", "cpu_affinity", "kv_dtype", "activation_bits")}
+        return function(*args, settings={"num_threads": threads, "top_k": experts_per_token, **settings}, **options)
+
+    command: Callable[..., Any] = with_settings
     for option in (
+        click.option(
+            "--activation-bits",
+            type=click.Choice(["8", "16"]),
+            callback=lambda _context, _option, value: int(value) if value else None,
+            help="Of q8 and q4 models; default: 8 in routed experts, 16 elsewhere.",
+        ),
+        click.option(
+            "--kv-dtype", type=click.Choice(["f32", "f16", "q8"]), help="Default: f32 for f32 models, else f16."
+        ),
+        click.option(
+            "--affinity", "cpu_affinity", metavar="A", help="Tie threads to CPUs: none, auto, or a list as 0,2,4-7."
+        ),
         click.option("--isa", type=click.Choice(_ISAS), metavar="I", help=f"Force one of {', '.join(_ISAS)}."),
         click.option("--experts-per-token", type=click.IntRange(1), metavar="K", help="Default: the model's."),
         click.option(
             "--threads", type=click.IntRange(0, 256), default=0, metavar="T", help="0: one per physical core."
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 def _sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,8 +92,8 @@ def _open(model_path: str | None) -> colibri.Model:
     return colibri.Model(model_path if model_path is not None else colibri.demo_path())
 
 
-def _session(model: colibri.Model, threads: int, isa: str | None, experts_per_token: int | None, **more: Any) -> Any:
-    return colibri.Session(model, num_threads=threads, isa=isa, top_k=experts_per_token, outputs="last", **more)
+def _session(model: colibri.Model, settings: dict[str, Any], **more: Any) -> Any:
+    return colibri.Session(model, outputs="last", **settings, **more)
 
 
 def _write(text: str) -> None:
@@ -199,9 +220,7 @@ def run(
     prompt: str,
     model_path: str | None,
     max_tokens: int,
-    threads: int,
-    isa: str | None,
-    experts_per_token: int | None,
+    settings: dict[str, Any],
     verbose: bool,
     **sampling: Any,
 ) -> None:
@@ -211,7 +230,7 @@ def run(
     with _open(model_path) as model:
         ids = model.tokenize(prompt)
         room = len(ids) + max_tokens - 1  # the last new token need not enter the cache
-        with _session(model, threads, isa, experts_per_token, max_seq_len=max(room, 1)) as session:
+        with _session(model, settings, max_seq_len=max(room, 1)) as session:
             if verbose:
                 _report_setting(session)
             if sys.stdout.isatty():  # a reader sees the whole text; a pipe gets the new text alone
@@ -246,9 +265,7 @@ def chat(
     model_path: str | None,
     system: str | None,
     max_tokens: int | None,
-    threads: int,
-    isa: str | None,
-    experts_per_token: int | None,
+    settings: dict[str, Any],
     **sampling: Any,
 ) -> None:
     """Talk to a model that has a chat template. One line is one message; "/exit" or the end of input ends."""
@@ -257,7 +274,7 @@ def chat(
     with _open(model_path) as model:
         template = ChatTemplate(model)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
-        with _session(model, threads, isa, experts_per_token) as session:
+        with _session(model, settings) as session:
             for line in _lines(sys.stdin.isatty()):
                 messages.append({"role": "user", "content": line})
                 answer = ""
@@ -375,9 +392,7 @@ def bench(
     prompt_tokens: int,
     gen_tokens: int,
     repeat: int,
-    threads: int,
-    isa: str | None,
-    experts_per_token: int | None,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Measure prefill and decode speed."""
@@ -385,7 +400,7 @@ def bench(
 
     with (
         _open(model_path) as model,
-        _session(model, threads, isa, experts_per_token, max_seq_len=prompt_tokens + gen_tokens) as session,
+        _session(model, settings, max_seq_len=prompt_tokens + gen_tokens) as session,
     ):
         result = {"model": model.path, **measure(session, prompt_tokens, gen_tokens, repeat)}
     if as_json:

@@ -115,6 +115,9 @@ def test_run(run: Runner, tiny_model: Path) -> None:
     assert err.count("\n") == 1 and err.startswith("prompt: 5 tokens, ") and "generation: " in err
     out, err = run("run", "the inn", "-m", tiny_model, *options, "--verbose", "--experts-per-token", 3)
     assert "layer expert" in err and len(err.splitlines()) == 2 + 1 + 1 + 16
+    more = ["--affinity", "none", "--kv-dtype", "f32", "--activation-bits", 8]
+    assert run("run", "the inn", "-m", tiny_model, *options, *more)[0] == expected + "\n"  # f32: as by default
+    assert "cpu_affinity" in run.fails("run", "the inn", "-m", tiny_model, "--affinity", "0,0")
 
 
 def test_run_reads_stdin(run: Runner, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
