@@ -115,8 +115,10 @@ def test_run(run: Runner, tiny_model: Path) -> None:
     assert err.count("\n") == 1 and err.startswith("prompt: 5 tokens, ") and "generation: " in err
     out, err = run("run", "the inn", "-m", tiny_model, *options, "--verbose", "--experts-per-token", 3)
     assert "layer expert" in err and len(err.splitlines()) == 2 + 1 + 1 + 16
-    more = ["--affinity", "none", "--kv-dtype", "f32", "--activation-bits", 8]
-    assert run("run", "the inn", "-m", tiny_model, *options, *more)[0] == expected + "\n"  # f32: as by default
+    with colibri.Session(tiny_model, max_seq_len=64, kv_dtype="f32", activation_bits=16) as session:
+        expected = session.generate("the inn", max_new_tokens=9, temperature=0.8, seed=4, top_k=40)
+    more = ["--affinity", "none", "--kv-dtype", "f32", "--activation-bits", 16]
+    assert run("run", "the inn", "-m", tiny_model, *options, *more)[0] == expected + "\n"
     assert "cpu_affinity" in run.fails("run", "the inn", "-m", tiny_model, "--affinity", "0,0")
 
 
