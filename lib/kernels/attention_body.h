@@ -253,36 +253,44 @@ ATTENTION(f16)
 
 /* ---- 8-bit cache: integer scores ---- */
 
-/* A lane's sum plus the products of its 4 signed bytes. No sum of two products overflows 16 bits: x is never -128. */
-typedef v16i (*dot_fn)(v16i sum, v16i keys, v16i x);
+/* How keys are multiplied: by the bytes hi and lo of the query (with signs, or with the keys' sign bits flipped for machines
+ * that take one side unsigned), or by the 16 bits 128 hi + lo at once. Sums of hi and of lo stay below 2^24 and those of both
+ * below 2^31 (head_dim is at most 1024), so both ways round once, the same. */
+enum { BY_BYTES, BY_FLIPPED, BY_WORDS };
 
+/* A lane's sum plus the products of its 4 signed bytes with those of x, which are never -128. */
+typedef v16i (*dot_fn)(v16i sum, v16i keys, v16i x);
+COLI_INLINE v16i no_dot(v16i sum, v16i keys, v16i x) {
+    (void)keys, (void)x;
+    return sum;
+}
+
+/* The same with 16-bit numbers: bytes 0 and 2 with those of x_even, 1 and 3 with those of x_odd. */
+COLI_INLINE v16i dot_words(v16i sum, v16i keys, v16i x_even, v16i x_odd) {
 #if defined(__AVX512BW__)
-COLI_INLINE v16i dot_default(v16i sum, v16i keys, v16i x) {
-    v32s even = ((v32s)keys << 8) >> 8, odd = (v32s)keys >> 8, x_even = ((v32s)x << 8) >> 8, x_odd = (v32s)x >> 8;
-    return sum + (v16i)_mm512_madd_epi16((__m512i)even, (__m512i)x_even) + (v16i)_mm512_madd_epi16((__m512i)odd, (__m512i)x_odd);
-}
-#elif defined(__AVX2__)
-#  define LOW_HALF(v) (__m256i) __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7)
-#  define HIGH_HALF(v) (__m256i) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15)
-COLI_INLINE __m256i dot_half(__m256i keys, __m256i x) { /* |keys| (unsigned) times x with the keys' signs */
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(keys), _mm256_sign_epi8(x, keys));
-    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-COLI_INLINE v16i dot_default(v16i sum, v16i keys, v16i x) {
-    typedef int32_t v8i __attribute__((vector_size(32)));
-    v8i low = (v8i)dot_half(LOW_HALF(keys), LOW_HALF(x)), high = (v8i)dot_half(HIGH_HALF(keys), HIGH_HALF(x));
-    return sum + __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-#else
-COLI_INLINE v16i dot_default(v16i sum, v16i keys, v16i x) {
     v32s even = ((v32s)keys << 8) >> 8, odd = (v32s)keys >> 8;
-    v16i pairs = (v16i)(even * (((v32s)x << 8) >> 8) + odd * ((v32s)x >> 8));
-    return sum + ((pairs << 16) >> 16) + (pairs >> 16);
-}
+    sum += (v16i)_mm512_madd_epi16((__m512i)even, (__m512i)x_even);
+    return sum + (v16i)_mm512_madd_epi16((__m512i)odd, (__m512i)x_odd);
+#elif defined(__AVX2__)
+    v32s pairs[2] = { ((v32s)keys << 8) >> 8, (v32s)keys >> 8 }, x[2] = { (v32s)x_even, (v32s)x_odd };
+    __m256i k[2][2], q[2][2], sums[2];
+    memcpy(k, pairs, sizeof k);
+    memcpy(q, x, sizeof q);
+    memcpy(sums, &sum, sizeof sums);
+    EACH (part, 2)
+        EACH (half, 2) sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(k[part][half], q[part][half]));
+    memcpy(&sum, sums, sizeof sum);
+    return sum;
+#else
+    EACH (i, 2) sum += ((keys << (24 - 16 * i)) >> 24) * ((x_even << (16 - 16 * i)) >> 16);
+    EACH (i, 2) sum += ((keys << (16 - 16 * i)) >> 24) * ((x_odd << (16 - 16 * i)) >> 16);
+    return sum;
 #endif
+}
 
 typedef struct q8_queries {
-    int8_t x[MAX_QUERIES][2][COLI_MAX_HEAD_DIM + COLI_ALIGN]; /* hi, lo */
+    /* For every 4 elements: hi and lo, or 16 bits of elements 0 and 2, and of 1 and 3. Rows do not meet in the same cache sets. */
+    _Alignas(COLI_ALIGN) int32_t x[MAX_QUERIES][2][(COLI_MAX_HEAD_DIM + COLI_ALIGN) / 4];
     float scale[MAX_QUERIES];
     int32_t sum[MAX_QUERIES][2];
 } q8_queries_t;
@@ -293,40 +301,52 @@ static __attribute__((noinline)) void quantise_queries(const query_tile_t *tile,
     for (uint32_t j = 0; j < tile->n; j++) {
         memcpy(rotated, tile->q[j], dim * sizeof(float));
         hadamard(rotated, dim, coli_rotation_block(dim));
-        quantize16(rotated, dim, queries->x[j][0], queries->x[j][1], &queries->scale[j], &queries->sum[j][0],
-                   &queries->sum[j][1]);
+        quantize16(rotated, dim, (int8_t *)queries->x[j][0], (int8_t *)queries->x[j][1], &queries->scale[j],
+                   &queries->sum[j][0], &queries->sum[j][1]);
     }
 }
 
-/* Scores of nj queries (from j0) with nb key blocks. `flip`: the dot product takes its keys unsigned: their sign bits are
- * flipped, and 128 times the sum of x comes off. */
+/* From bytes to 16 bits, in place. */
+static __attribute__((noinline)) void join_bytes(q8_queries_t *queries, uint32_t n, uint32_t dim) {
+    for (uint32_t j = 0; j < n; j++)
+        for (uint32_t i = 0; i < dim / 4; i += LANES) { /* dim / 4 may end within the vector: what is behind means nothing */
+            v32s hi = *(v32s *)(void *)&queries->x[j][0][i], lo = *(v32s *)(void *)&queries->x[j][1][i];
+            *(v32s *)(void *)&queries->x[j][0][i] = ((hi << 8) >> 8) * 128 + ((lo << 8) >> 8);
+            *(v32s *)(void *)&queries->x[j][1][i] = (hi >> 8) * 128 + (lo >> 8);
+        }
+}
+
+/* Scores of nj queries (from j0) with nb key blocks. */
 COLI_INLINE void score_q8(const query_tile_t *tile, const q8_queries_t *queries, uint32_t block, uint32_t j0, dot_fn dot,
-                          const int flip, const int nb, const int nj) {
+                          const int way, const int nb, const int nj) {
     const coli_attention_t *a = tile->a;
     uint32_t dim = a->head_dim;
     const int8_t *keys = (const int8_t *)a->k_cache + (size_t)block * dim * LANES;
-    const int8_t *x = queries->x[j0][0];
+    const int32_t *x = queries->x[j0][0];
+    const size_t row = sizeof queries->x[0][0] / sizeof *x;
     v16i acc[4][MAX_QUERIES][2];
     EACH (b, nb)
         EACH (j, nj)
-            EACH (part, 2) acc[b][j][part] = (v16i){ 0 } - (flip ? 128 * queries->sum[j0 + (uint32_t)j][part] : 0);
-    for (uint32_t d = 0; d < dim; d += 4, x += 4, keys += 4 * LANES) {
+            EACH (part, 2)
+                acc[b][j][part] = (v16i){ 0 } - (way == BY_FLIPPED ? 128 * queries->sum[j0 + (uint32_t)j][part] : 0);
+    for (uint32_t d = 0; d < dim; d += 4, x++, keys += 4 * LANES) {
         v16i k[4];
         EACH (b, nb) {
             k[b] = *(const v16i *)(const void *)(keys + (size_t)b * dim * LANES);
-            if (flip) k[b] ^= (int32_t)0x80808080;
+            if (way == BY_FLIPPED) k[b] ^= (int32_t)0x80808080;
         }
-        EACH (j, nj)
-            EACH (part, 2) {
-                int32_t four;
-                memcpy(&four, x + (size_t)(j * 2 + part) * sizeof queries->x[0][0], 4);
-                EACH (b, nb) acc[b][j][part] = dot(acc[b][j][part], k[b], (v16i){ 0 } + four);
+        EACH (j, nj) {
+            v16i x0 = (v16i){ 0 } + x[(size_t)j * 2 * row], x1 = (v16i){ 0 } + x[(size_t)j * 2 * row + row];
+            EACH (b, nb) {
+                acc[b][j][0] = way == BY_WORDS ? dot_words(acc[b][j][0], k[b], x0, x1) : dot(acc[b][j][0], k[b], x0);
+                if (way != BY_WORDS) acc[b][j][1] = dot(acc[b][j][1], k[b], x1);
             }
+        }
     }
     EACH (b, nb)
         EACH (j, nj) {
-            v16f sum = fma16(splat(128), __builtin_convertvector(acc[b][j][0], v16f),
-                             __builtin_convertvector(acc[b][j][1], v16f));
+            v16f sum = __builtin_convertvector(acc[b][j][0], v16f);
+            if (way != BY_WORDS) sum = fma16(splat(128), sum, __builtin_convertvector(acc[b][j][1], v16f));
             v16f scale = load(a->k_scale + (block + (size_t)b) * LANES) * splat(queries->scale[j0 + (uint32_t)j]);
             store(scores_at(tile, block + (uint32_t)b, j0 + (uint32_t)j),
                   sum * scale * splat(a->scale / (float)coli_rotation_block(dim)));
@@ -334,50 +354,52 @@ COLI_INLINE void score_q8(const query_tile_t *tile, const q8_queries_t *queries,
 }
 
 /* All scores of a tile of nq queries, nj (dividing nq) at a time. */
-COLI_INLINE void score_tile_q8(const query_tile_t *tile, dot_fn dot, const int flip, const int nq, const int nj, const int nb) {
+COLI_INLINE void score_tile_q8(const query_tile_t *tile, dot_fn dot, const int way, const int nq, const int nj, const int nb) {
     q8_queries_t queries;
     uint32_t block = tile->block;
     quantise_queries(tile, &queries);
+    if (way == BY_WORDS) join_bytes(&queries, (uint32_t)nq, tile->a->head_dim);
     for (; block + (uint32_t)nb <= tile->end; block += (uint32_t)nb)
-        for (uint32_t j = 0; j < (uint32_t)nq; j += (uint32_t)nj) score_q8(tile, &queries, block, j, dot, flip, nb, nj);
+        for (uint32_t j = 0; j < (uint32_t)nq; j += (uint32_t)nj) score_q8(tile, &queries, block, j, dot, way, nb, nj);
     for (; block < tile->end; block++)
-        for (uint32_t j = 0; j < (uint32_t)nq; j += (uint32_t)nj) score_q8(tile, &queries, block, j, dot, flip, 1, nj);
+        for (uint32_t j = 0; j < (uint32_t)nq; j += (uint32_t)nj) score_q8(tile, &queries, block, j, dot, way, 1, nj);
 }
 
-#define ATTEND_Q8(variant, attribute, dot, flip, nq, nj, nb, nd)                \
+#define ATTEND_Q8(variant, attribute, dot, way, nq, nj, nb, nd)                \
     attribute static void attend_##variant##_##nq(const query_tile_t *tile) {   \
-        score_tile_q8(tile, dot, flip, nq, nj, nb);                             \
+        score_tile_q8(tile, dot, way, nq, nj, nb);                             \
         finish_tile(tile, cache_q8, apart_q8, nd, nq);                          \
     }
 #ifdef __AVX512F__
-#  define ATTEND_Q8_ALL(variant, attribute, dot, flip)         \
-      ATTEND_Q8(variant, attribute, dot, flip, 1, 1, 4, 4)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 2, 2, 4, 4)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 3, 3, 2, 4)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 4, 4, 2, 4)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 6, 6, 2, 4)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 8, 8, 1, 2)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 12, 12, 1, 2)
+#  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
+      ATTEND_Q8(variant, attribute, dot, way, 1, 1, 4, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 2, 2, 4, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 3, 3, 2, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 4, 4, 2, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 6, 6, 2, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 8, 8, 1, 2)     \
+      ATTEND_Q8(variant, attribute, dot, way, 12, 12, 1, 2)
 #else
-#  define ATTEND_Q8_ALL(variant, attribute, dot, flip)         \
-      ATTEND_Q8(variant, attribute, dot, flip, 1, 1, 2, 4)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 2, 2, 1, 2)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 3, 3, 1, 2)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 4, 2, 1, 1)     \
-      ATTEND_Q8(variant, attribute, dot, flip, 6, 3, 1, 1)
+#  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
+      ATTEND_Q8(variant, attribute, dot, way, 1, 1, 2, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 2, 2, 1, 2)     \
+      ATTEND_Q8(variant, attribute, dot, way, 3, 3, 1, 2)     \
+      ATTEND_Q8(variant, attribute, dot, way, 4, 4, 1, 1)     \
+      ATTEND_Q8(variant, attribute, dot, way, 6, 6, 1, 1)
 #endif
 
 /* attention_VARIANT with the dot product of an instruction set. */
-#define ATTENTION_Q8(variant, attribute, dot, flip)               \
-    ATTEND_Q8_ALL(variant, attribute, dot, flip)                  \
+#define ATTENTION_Q8(variant, attribute, dot, way)               \
+    ATTEND_Q8_ALL(variant, attribute, dot, way)                  \
     static void attention_##variant(const coli_attention_t *a) {  \
         static const attend_fn attend[] = ATTEND_TABLE(variant);  \
         attention_tiles(a, attend);                               \
     }
 
-#ifndef COLI_ATTENTION_DOT /* what the including file defines before, if it has better */
-#  define COLI_ATTENTION_DOT dot_default
+#ifdef COLI_ATTENTION_DOT /* defined by the including file before, if bytes are faster there */
+ATTENTION_Q8(q8, , COLI_ATTENTION_DOT, BY_BYTES)
+#else
+ATTENTION_Q8(q8, , no_dot, BY_WORDS)
 #endif
-ATTENTION_Q8(q8, , COLI_ATTENTION_DOT, 0)
 
 #endif

@@ -141,7 +141,7 @@ Q8_TILES(q8_tile_vnni, TARGET_VNNI)
 TARGET_VNNI COLI_INLINE v16i dot_vnni(v16i sum, v16i keys, v16i x) {
     return (v16i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)keys, (__m512i)x);
 }
-ATTENTION_Q8(q8_vnni, TARGET_VNNI, dot_vnni, 1)
+ATTENTION_Q8(q8_vnni, TARGET_VNNI, dot_vnni, BY_FLIPPED)
 
 static void matmul_q4(const coli_matmul_t *m) { coli_kernels_ref()->matmul[COLIBRI_FILE_Q4](m); }
 
