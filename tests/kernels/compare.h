@@ -335,7 +335,9 @@ static guarded_t make_cache(int type, int which, uint32_t dim, uint32_t blocks, 
                       : kind == SPECIAL && rng() % 4096 ? rng_float()
                                                         : rng_kind(kind);
         if (type == 2)
-            g.data[i] = kind == WIDE ? (uint8_t)(rng() % 2 ? 127 : 129) : (uint8_t)((int)(rng() % 255) - 127);
+            g.data[i] = kind != WIDE                  ? (uint8_t)((int)(rng() % 255) - 127)
+                        : which == 0 && i / 4 % 8 < 2 ? (uint8_t)(i / 4 % 8 ? 127 : 129) /* whole keys of one sign */
+                                                      : (uint8_t)(rng() % 2 ? 127 : 129);
         else if (type == 1)
             ((uint16_t *)(void *)g.data)[i] = coli_f32_to_f16(value);
         else
@@ -358,6 +360,7 @@ static void compare_attention(const coli_kernels_t *ref, const coli_kernels_t *o
     guarded_t ks = guarded_floats(blocks * 16, PLAIN), vs = guarded_floats(blocks * 16, PLAIN);
     guarded_t q = guarded_floats((size_t)c.n_tokens * q_stride, PLAIN), a = guarded_new(q.bytes), b = guarded_new(q.bytes);
     guarded_t scores = guarded_new((size_t)queries * stride * 4);
+    for (uint32_t d = 1; kind == WIDE && d < c.dim; d++) floats(&q)[d] = 0; /* rotated: the same everywhere, the largest sums */
     for (uint32_t key = 0; key < blocks * 16; key++)
         if (key < first || key > last) floats(&ks)[key] = floats(&vs)[key] = from_bits(0x7fc00000u);
     coli_attention_t call = { .k_cache = k.data,
@@ -398,6 +401,11 @@ static void compare_attentions(const coli_kernels_t *ref, const coli_kernels_t *
                 c.n_heads = 1;
                 compare_attention(ref, other, c, PLAIN);
             }
+    for (int type = 0; type < 3; type++)
+        for (int kind = PLAIN; kind <= WIDE; kind++) { /* wide: the largest sums */
+            compare_attention(ref, other, (attention_case_t){ type, COLI_MAX_HEAD_DIM, 5, 3, 30, 0 }, kind);
+            compare_attention(ref, other, (attention_case_t){ type, 208, 13, 1, 70, 33 }, kind);
+        }
 }
 
 static void compare_tables(const coli_kernels_t *ref, const coli_kernels_t *other) {
