@@ -116,23 +116,45 @@ COLI_INLINE void hadamard_two_stages(float *x, uint32_t block, uint32_t h) {
         }
 }
 
+COLI_INLINE void hadamard_stage(float *x, uint32_t block, uint32_t h) {
+    for (float *p = x; p < x + block; p += 2 * h)
+        for (float *q = p; q < p + h; q += LANES) {
+            v16f a = load(q), b = load(q + h);
+            store(q, a + b);
+            store(q + h, a - b);
+        }
+}
+
+/* The last four stages. */
+COLI_INLINE v16f hadamard_within(v16f v) {
+    v = HADAMARD_STAGE(v, 8);
+    v = HADAMARD_STAGE(v, 4);
+    v = HADAMARD_STAGE(v, 2);
+    return HADAMARD_STAGE(v, 1);
+}
+
+/* The last six. */
+COLI_INLINE void hadamard_64(float *p) {
+    v16f a = load(p), b = load(p + LANES), c = load(p + 2 * LANES), d = load(p + 3 * LANES);
+    v16f ac = a + c, bd = b + d, a_c = a - c, b_d = b - d;
+    store(p, hadamard_within(ac + bd));
+    store(p + LANES, hadamard_within(ac - bd));
+    store(p + 2 * LANES, hadamard_within(a_c + b_d));
+    store(p + 3 * LANES, hadamard_within(a_c - b_d));
+}
+
 static void hadamard(float *x, uint32_t k, uint32_t block) {
-    for (float *part = x; part < x + k; part += block) {
+    for (float *part = x; block >= 64 && part < x + k; part += block) {
         uint32_t h = block / 2;
-        for (; h >= 2 * LANES; h /= 4) hadamard_two_stages(part, block, h);
-        for (float *p = part; h == LANES && p < part + block; p += 2 * LANES) {
-            v16f a = load(p), b = load(p + LANES);
-            store(p, a + b);
-            store(p + LANES, a - b);
+        if (__builtin_ctz(block) % 2) { /* an odd number of stages before the last six */
+            hadamard_stage(part, block, h);
+            h /= 2;
         }
-        for (float *p = part; p < part + block; p += LANES) {
-            v16f v = load(p);
-            v = HADAMARD_STAGE(v, 8);
-            v = HADAMARD_STAGE(v, 4);
-            v = HADAMARD_STAGE(v, 2);
-            store(p, HADAMARD_STAGE(v, 1));
-        }
+        for (; h >= 128; h /= 4) hadamard_two_stages(part, block, h);
+        for (float *p = part; p < part + block; p += 64) hadamard_64(p);
     }
+    if (block == 2 * LANES) hadamard_stage(x, k, LANES);
+    for (float *p = x; block <= 2 * LANES && p < x + k; p += LANES) store(p, hadamard_within(load(p)));
 }
 
 /* Scale and inverse of a row for integers up to `limit`; both 0 for a row of zeros, NaN and 0 if it is not finite. */
