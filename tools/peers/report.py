@@ -147,7 +147,7 @@ def plot(path: Path, groups: list[dict[str, Any]]) -> None:
             _bars(axis, groups, engine, kind, threads, position * width - 0.4 + width / 2, width)
         axis.set_xticks(range(len(groups)), [f"{group['shape']} {group['type']}" for group in groups])
         prompt = next(iter(groups[0]["results"][0]["prefill"]))
-        title = f"prefill of {prompt} tokens" if kind == "prefill" else "decode"
+        title = f"prefill of {prompt} tokens" if kind == "prefill" else "decode (black: what read bandwidth allows)"
         axis.set_title(f"{title}, {threads} threads")
         axis.set_ylabel("tokens/s")
         axis.grid(axis="y", alpha=0.3)
