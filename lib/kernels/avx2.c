@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/attention_body.h"
-#include "kernels/integer.h"
+#include "kernels/avx2_panels.h"
 
 /* ---- Products with float weights: at most 12 of the 16 registers accumulate ---- */
 
@@ -43,7 +43,9 @@ static void matmul_f16(const coli_matmul_t *m) {
     tiled_product(m, tiles, 4);
 }
 
-/* ---- Products with q8 weights ---- */
+/* ---- Integer products of few tokens: from the bytes of the file in registers ---- */
+
+#define AHEAD 256 /* bytes of weights that are asked for ahead of their use */
 
 /* Four products of a lane are summed as |w| (unsigned) times x with w's sign: two of them are at most 2 * 128 * 127 and fit the
  * 16 bits of maddubs, and the pairs are added exactly. x is never -128, so its negative is exact; w may be. */
@@ -52,63 +54,135 @@ COLI_INLINE __m256i dot4(__m256i acc, __m256i magnitude, __m256i w, __m256i x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* nb blocks times the rows of nt tokens, each one vector (bits 8) or two (16). */
-COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const int nb, const int nt, const int bits) {
+/* One block times the rows of nt tokens, each one vector (bits 8) or two (16). */
+COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const int nt, const int bits) {
     const int nv = nt * bits / 8;
     const uint8_t *w = m->w + b * m->block_bytes;
     const int8_t *x[MAX_VECTORS];
     int32_t excess[MAX_VECTORS];
-    __m256i acc[SUPERBLOCK][MAX_VECTORS][2];
-    v16i sums[SUPERBLOCK][MAX_VECTORS];
+    __m256i acc[MAX_VECTORS][2];
+    v16i sums[1][MAX_VECTORS];
     gather_q8(m, t, x, excess, nt, bits);
-    EACH (i, nb)
-        EACH (v, nv) acc[i][v][0] = acc[i][v][1] = _mm256_setzero_si256();
-    for (uint32_t c = 0; c < m->k; c += 4)
-        EACH (i, nb)
-            EACH (half, 2) {
-                __m256i wv = _mm256_load_si256(
-                    (const __m256i *)(const void *)(w + i * m->block_bytes + (size_t)c * 16 + half * 32));
-                __m256i magnitude = _mm256_abs_epi8(wv);
-                EACH (v, nv) {
-                    int32_t four;
-                    memcpy(&four, x[v] + c, 4);
-                    acc[i][v][half] = dot4(acc[i][v][half], magnitude, wv, _mm256_set1_epi32(four));
-                }
-            }
+    EACH (v, nv) acc[v][0] = acc[v][1] = _mm256_setzero_si256();
+    for (uint32_t c = 0; c < m->k; c += 4, w += 64) {
+        _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
+        EACH (half, 2) {
+            __m256i wv = load_vector(w + half * 32), magnitude = _mm256_abs_epi8(wv);
+            EACH (v, nv) acc[v][half] = dot4(acc[v][half], magnitude, wv, repeat4(x[v] + c));
+        }
+    }
     EACH (v, nv) {
         excess[v] = 0;
-        EACH (i, nb) memcpy(&sums[i][v], acc[i][v], sizeof sums[i][v]);
+        memcpy(&sums[0][v], acc[v], sizeof sums[0][v]);
     }
-    finish_q8(m, b, t, sums, excess, nb, nt, bits);
+    finish_q8(m, b, t, sums, excess, 1, nt, bits);
 }
 
-#define Q8_TILE(nb, nt, bits) \
-    static void tile_q##bits##_##nb##x##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) { q8_tile(m, b, t, nb, nt, bits); }
-Q8_TILE(4, 1, 8)
-Q8_TILE(1, 1, 8)
-Q8_TILE(2, 2, 8)
-Q8_TILE(1, 2, 8)
-Q8_TILE(1, 3, 8)
-Q8_TILE(1, 4, 8)
-Q8_TILE(2, 1, 16)
-Q8_TILE(1, 1, 16)
-Q8_TILE(1, 2, 16)
+#define Q8_TILE(nt, bits) \
+    static void q##bits##_##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) { q8_tile(m, b, t, nt, bits); }
+Q8_TILE(1, 8)
+Q8_TILE(2, 8)
+Q8_TILE(3, 8)
+Q8_TILE(4, 8)
+Q8_TILE(1, 16)
+Q8_TILE(2, 16)
+
+/* 16 k of 8 rows times nv vectors. */
+COLI_INLINE void q4_group(const uint8_t *steps, __m256i scale, const int8_t *const x[], uint32_t c,
+                          const int32_t *const starts[], __m256i acc[][2], const int half, const int nv) {
+    __m256i w[4];
+    q4_step(steps + half * 32, w);
+    q4_step(steps + 64 + half * 32, w + 2);
+    EACH (v, nv) {
+        __m256i sum = repeat4(starts[v] + c / 16);
+        EACH (i, 4) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[i], repeat4(x[v] + c + i * 4)));
+        acc[v][half] = _mm256_add_epi32(acc[v][half], _mm256_madd_epi16(sum, scale));
+    }
+}
+
+COLI_INLINE void q4_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const int nt, const int bits) {
+    const int nv = nt * bits / 8;
+    const uint8_t *w = m->w + b * m->block_bytes;
+    const int8_t *x[MAX_VECTORS];
+    const int32_t *starts[MAX_VECTORS];
+    int32_t excess[MAX_VECTORS];
+    __m256i acc[MAX_VECTORS][2];
+    v16i sums[1][MAX_VECTORS];
+    gather_q8(m, t, x, excess, nt, bits);
+    EACH (v, nv) {
+        starts[v] = (const int32_t *)m->scratch + (size_t)v * (m->k / 16);
+        acc[v][0] = acc[v][1] = _mm256_setzero_si256();
+    }
+    for (uint32_t c = 0; c < m->k; c += 128, w += COLIBRI_Q4_PIECE) {
+        __m256i scales[2] = { load_vector(w), load_vector(w + 32) };
+        EACH (g, 8) {
+            const uint8_t *steps = w + 64 + g * 128;
+            _mm_prefetch((const char *)steps + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)steps + AHEAD + 64, _MM_HINT_T0);
+            EACH (half, 2) q4_group(steps, q4_scale(scales[half], g), x, c + (uint32_t)g * 16, starts, acc, half, nv);
+        }
+    }
+    EACH (v, nv) {
+        excess[v] = 0;
+        memcpy(&sums[0][v], acc[v], sizeof sums[0][v]);
+    }
+    finish_q8(m, b, t, sums, excess, 1, nt, bits);
+}
+
+/* ---- The choice ---- */
+
+/* Up to so many tokens are multiplied from the file's bytes: unpacking would take longer. */
+#define FEW_Q8 11
+#define FEW_Q8_16BIT 2
+#define FEW_Q4 2
+#define FEW_Q4_16BIT 3
+
+static void q8_few(const coli_matmul_t *m, uint32_t b, uint32_t t, uint32_t nt) {
+    for (uint32_t i = t, n; i < t + nt; i += n) {
+        n = group_size(t + nt, i, m->x->bits == 16 ? 2 : 4);
+        if (m->x->bits == 16) (n == 2 ? q16_2 : q16_1)(m, b, i);
+        else (n == 4 ? q8_4 : n == 3 ? q8_3 : n == 2 ? q8_2 : q8_1)(m, b, i);
+    }
+}
+
+/* From the activations of a tile to what its sums start with, in scratch. */
+COLI_INLINE void q4_prepare(const coli_matmul_t *m, uint32_t t, const int nt, const int bits) {
+    const int8_t *x[MAX_VECTORS];
+    int32_t excess[MAX_VECTORS];
+    gather_q8(m, t, x, excess, nt, bits);
+    EACH (v, nt * bits / 8) q4_starts(x[v], m->k, (int32_t *)m->scratch + (size_t)v * (m->k / 16));
+}
+
+#define Q4_TILE(nt, bits)                                                                               \
+    static void q4_##bits##_##nt(const coli_matmul_t *m, uint32_t b, uint32_t nb, uint32_t t) {         \
+        q4_prepare(m, t, nt, bits);                                                                     \
+        for (uint32_t i = b; i < b + nb; i++) q4_tile(m, i, t, nt, bits);                               \
+    }
+Q4_TILE(1, 8)
+Q4_TILE(2, 8)
+Q4_TILE(1, 16)
+
+static void q4_blocks(const coli_matmul_t *m, uint32_t b, uint32_t nb, uint32_t t, uint32_t nt) {
+    for (uint32_t i = t, n; i < t + nt; i += n) {
+        n = m->x->bits == 16 || i + 1 == t + nt ? 1 : 2;
+        (m->x->bits == 16 ? q4_16_1 : n == 2 ? q4_8_2 : q4_8_1)(m, b, nb, i);
+    }
+}
+
+static void q4_few(const coli_matmul_t *m, uint32_t b, uint32_t t, uint32_t nt) { q4_blocks(m, b, 1, t, nt); }
 
 static void matmul_q8(const coli_matmul_t *m) {
-    static const tile_t tiles8[] = {
-        { 4, tile_q8_4x1, tile_q8_1x1 },
-        { 2, tile_q8_2x2, tile_q8_1x2 },
-        { 1, tile_q8_1x3, tile_q8_1x3 },
-        { 1, tile_q8_1x4, tile_q8_1x4 },
-    };
-    static const tile_t tiles16[] = { { 2, tile_q16_2x1, tile_q16_1x1 }, { 1, tile_q16_1x2, tile_q16_1x2 } };
-    if (m->x->bits == 16)
-        tiled_product(m, tiles16, 2);
+    if (m->x->bits == 8 ? m->n_tokens > FEW_Q8 : m->n_tokens > FEW_Q8_16BIT && m->k <= LONGEST)
+        wide_product(m, wide_panel_q8, q8_few);
     else
-        tiled_product(m, tiles8, 4);
+        for (uint32_t b = 0; b < m->n_blocks; b++) q8_few(m, b, 0, m->n_tokens);
 }
 
-static void matmul_q4(const coli_matmul_t *m) { coli_kernels_ref()->matmul[COLIBRI_FILE_Q4](m); }
+static void matmul_q4(const coli_matmul_t *m) {
+    if (m->x->bits == 8 && m->n_tokens > FEW_Q4) q4_product(m);
+    else if (m->x->bits == 16 && m->n_tokens > FEW_Q4_16BIT && m->k <= LONGEST) wide_product(m, wide_panel_q4, q4_few);
+    else q4_blocks(m, 0, m->n_blocks, 0, m->n_tokens);
+}
 
 const coli_kernels_t *coli_kernels_avx2(void) {
     static const coli_kernels_t table = {
@@ -116,7 +190,7 @@ const coli_kernels_t *coli_kernels_avx2(void) {
         .name = "avx2",
         KERNELS_OF_BODY,
         .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8, matmul_q4 },
-        .geometry = { { 4, 6 }, { 4, 4 }, { 4, 6 }, { 4, 4 }, { 4, 4 } },
+        .geometry = { { 4, 6 }, { 4, 4 }, { 4, 6 }, { 1, 12 }, { 1, 3 } },
     };
     return &table;
 }

@@ -117,7 +117,7 @@ static int report(size_t differing, const char *isa, const char *what, unsigned 
 
 /* ---- Matrix products ---- */
 
-enum { NUM_ROWS = 40 }; /* activation rows to choose from */
+enum { NUM_ROWS = 40, MOST_TOKENS = 131 }; /* activation rows to choose from, and how often in one product */
 
 static void make_activations(coli_act_t *x, guarded_t parts[6], uint32_t k, uint32_t bits, int kind) {
     parts[0] = guarded_floats(bits ? 16 : (size_t)NUM_ROWS * k, kind);
@@ -158,9 +158,11 @@ static guarded_t make_weights(uint32_t type, uint32_t k, uint32_t n_blocks, int 
         if (type == COLIBRI_FILE_F16)
             ((uint16_t *)(void *)g.data)[i] = kind == WIDE ? (uint16_t)rng() : coli_f32_to_f16(rng_kind(kind));
         if (type == COLIBRI_FILE_BF16) ((uint16_t *)(void *)g.data)[i] = coli_f32_to_bf16(rng_kind(kind));
-        if (type == COLIBRI_FILE_Q8) g.data[i] = kind == WIDE ? (uint8_t)(rng() % 2 ? 127 : 128) : (uint8_t)rng();
+        uint32_t row = (uint32_t)(i / 4 % 16); /* of q8, and of q4, whose scales are 64 bytes too */
+        int positive = kind == WIDE && row < 8 ? row < 4 : rng() % 2; /* whole rows of one sign: the largest sums */
+        if (type == COLIBRI_FILE_Q8) g.data[i] = kind == WIDE ? (uint8_t)(positive ? 127 : 128) : (uint8_t)rng();
         if (type == COLIBRI_FILE_Q4) /* scales too: any byte is allowed. WIDE: level 17 with scale 7, or -17 with 7 */
-            g.data[i] = kind != WIDE ? (uint8_t)rng() : i % COLIBRI_Q4_PIECE < 64 ? 0xff : rng() % 2 ? 0xff : 0x00;
+            g.data[i] = kind != WIDE ? (uint8_t)rng() : i % COLIBRI_Q4_PIECE < 64 || positive ? 0xff : 0x00;
     }
     return g;
 }
@@ -169,11 +171,11 @@ static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *othe
                            uint32_t n_blocks, uint32_t n_tokens, int kind) {
     coli_act_t x;
     guarded_t parts[6], w = make_weights(type, k, n_blocks, kind), scale = guarded_floats((size_t)n_blocks * 16, PLAIN);
-    uint32_t rows[NUM_ROWS], stride = n_blocks * 16 + 16 * (rng() % 2);
+    uint32_t rows[MOST_TOKENS], stride = n_blocks * 16 + 16 * (rng() % 2);
     guarded_t ya = guarded_new((size_t)n_tokens * stride * 4), yb = guarded_new((size_t)n_tokens * stride * 4);
     guarded_t scratch = guarded_new(COLI_KERNEL_SCRATCH);
     make_activations(&x, parts, k, bits, kind);
-    for (int i = 0; i < NUM_ROWS; i++) rows[i] = rng() % NUM_ROWS;
+    for (int i = 0; i < MOST_TOKENS; i++) rows[i] = rng() % NUM_ROWS;
     coli_matmul_t m = { .w = w.data,
                         .w_scale = coli_is_quantised(type) ? floats(&scale) : NULL,
                         .scratch = scratch.data,
@@ -181,8 +183,8 @@ static void compare_matmul(const coli_kernels_t *ref, const coli_kernels_t *othe
                         .n_blocks = n_blocks,
                         .k = k,
                         .x = &x,
-                        .rows = rng() % 2 ? rows : NULL,
-                        .first_row = rng() % (NUM_ROWS - n_tokens + 1),
+                        .rows = n_tokens > NUM_ROWS || rng() % 2 ? rows : NULL,
+                        .first_row = n_tokens > NUM_ROWS ? 0 : rng() % (NUM_ROWS - n_tokens + 1),
                         .n_tokens = n_tokens,
                         .y_stride = stride };
     m.y = floats(&ya);
@@ -210,6 +212,9 @@ static void compare_products(const coli_kernels_t *ref, const coli_kernels_t *ot
             compare_matmul(ref, other, type, bits, 1408, 2, 7, PLAIN);
             compare_matmul(ref, other, type, bits, 4096, 1, 2, PLAIN);
             compare_matmul(ref, other, type, bits, 2176, 18, 40, PLAIN);
+            compare_matmul(ref, other, type, bits, 256, 35, MOST_TOKENS, PLAIN);
+            compare_matmul(ref, other, type, bits, 1024, 2, 17, WIDE); /* 128 hi + lo as one: sums at the end of 32 bits */
+            compare_matmul(ref, other, type, bits, 1152, 2, 17, WIDE); /* and beyond */
             for (uint32_t n_tokens = 1; coli_is_quantised(type) && n_tokens < 30; n_tokens += 28) /* the largest sums */
                 compare_matmul(ref, other, type, bits, COLI_MAX_Q8_K, 1, n_tokens, WIDE);
         }
