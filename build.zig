@@ -54,11 +54,13 @@ const IsaSource = struct { file: []const u8, features: []const []const u8 };
 
 /// clang before zig 0.17 gates 512-bit vectors by a feature that later ones no longer know.
 const evex512: []const []const u8 = if (@import("builtin").zig_version.minor < 17) &.{"evex512"} else &.{};
+const avx512: []const []const u8 = &[_][]const u8{
+    "avx2", "fma", "f16c", "bmi", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq",
+} ++ evex512;
 const isa_x86_64 = [_]IsaSource{
     .{ .file = "lib/kernels/avx2.c", .features = &.{ "avx2", "fma", "f16c", "bmi", "bmi2" } },
-    .{ .file = "lib/kernels/avx512.c", .features = &[_][]const u8{
-        "avx2", "fma", "f16c", "bmi", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq",
-    } ++ evex512 },
+    .{ .file = "lib/kernels/avx512.c", .features = avx512 },
+    .{ .file = "lib/kernels/amx.c", .features = avx512 ++ [_][]const u8{ "avx512vbmi", "amx-tile", "amx-int8" } },
 };
 const isa_aarch64 = [_]IsaSource{
     .{ .file = "lib/kernels/neon.c", .features = &.{} },
@@ -73,6 +75,7 @@ const tests = [_][]const u8{
     "test_math",
     "test_kernels",
     "test_avx512",
+    "test_amx",
     "test_pack",
     "test_format",
     "test_tokenizer",
@@ -162,17 +165,21 @@ fn libraryModule(b: *std.Build, target: std.Build.ResolvedTarget, settings: Sett
         else => &.{},
     };
     for (isa_sources) |source| {
-        // Not "-mavx2": zig turns every feature outside -Dcpu off by "-Xclang -target-feature", which beats -m flags.
-        // The same spelling later on the command line wins.
-        const flags = b.allocator.alloc([]const u8, library_flags.len + 4 * source.features.len) catch @panic("out of memory");
-        @memcpy(flags[0..library_flags.len], &library_flags);
-        for (source.features, 0..) |feature, i| {
-            const add = [4][]const u8{ "-Xclang", "-target-feature", "-Xclang", b.fmt("+{s}", .{feature}) };
-            @memcpy(flags[library_flags.len + 4 * i ..][0..4], &add);
-        }
-        m.addCSourceFile(.{ .file = b.path(source.file), .flags = flags });
+        m.addCSourceFile(.{ .file = b.path(source.file), .flags = withFeatures(b, &library_flags, source.features) });
     }
     return m;
+}
+
+/// Not "-mavx2": zig turns every feature outside -Dcpu off by "-Xclang -target-feature", which beats -m flags. The same
+/// spelling later on the command line wins.
+fn withFeatures(b: *std.Build, common: []const []const u8, features: []const []const u8) []const []const u8 {
+    const flags = b.allocator.alloc([]const u8, common.len + 4 * features.len) catch @panic("out of memory");
+    @memcpy(flags[0..common.len], common);
+    for (features, 0..) |feature, i| {
+        const add = [4][]const u8{ "-Xclang", "-target-feature", "-Xclang", b.fmt("+{s}", .{feature}) };
+        @memcpy(flags[common.len + 4 * i ..][0..4], &add);
+    }
+    return flags;
 }
 
 fn addStatic(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings) *std.Build.Step.Compile {
@@ -251,6 +258,10 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
         const file = b.fmt("tests/c/{s}.c", .{name});
         const exe = addProgram(b, target, static, settings, name, file);
         exe.root_module.addIncludePath(b.path("lib"));
+        if (std.mem.eql(u8, name, "test_amx") and target.result.cpu.arch == .x86_64) {
+            const features = comptime avx512 ++ [_][]const u8{"avx512vbmi"};
+            exe.root_module.addCSourceFile(.{ .file = b.path("tests/kernels/amx_avx512.c"), .flags = withFeatures(b, &c_flags, features) });
+        }
         if (settings.tsan and std.mem.eql(u8, name, "test_quiet")) continue; // it forbids what the sanitizer itself does
         const run = b.addRunArtifact(exe);
         run.expectStdErrMatch(", 0 failed"); // check.h's last line; captured, so that a passing test prints nothing

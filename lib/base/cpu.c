@@ -3,6 +3,8 @@
 
 #include <stdatomic.h>
 
+#include "base/os.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 
@@ -116,6 +118,16 @@ uint32_t coli_cpu_features(void) {
         atomic_store_explicit(&cached, found, memory_order_relaxed);
     }
     return found & ~(1u << 31);
+}
+
+bool coli_cpu_allow_amx(void) {
+    static _Atomic uint32_t cached; /* 0: not asked yet, 1: granted, 2: not */
+    uint32_t answer = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (answer == 0) {
+        answer = coli_cpu_features() & COLI_CPU_AMX_INT8 && coli_os_allow_amx() ? 1 : 2;
+        atomic_store_explicit(&cached, answer, memory_order_relaxed);
+    }
+    return answer == 1;
 }
 
 const char *coli_cpu_text(void) { return text_of(coli_cpu_features()); }

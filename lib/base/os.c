@@ -119,6 +119,21 @@ void coli_os_free(void *memory, uint64_t size) {
     if (memory) munmap(memory, (size_t)size); /* the kernel rounds up to whole pages, as it did when mapping */
 }
 
+/* ---- AMX --------------------------------------------------------------------------------------------------------------- */
+
+/* Linux (since 5.16) hands out the tile registers, state component 18, on request: signal frames grow by them. */
+bool coli_os_allow_amx(void) {
+#if defined(__linux__) && defined(__x86_64__)
+    enum { ARCH_PRCTL = 158, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    int before = errno;
+    bool granted = syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0;
+    errno = before;
+    return granted;
+#else
+    return false;
+#endif
+}
+
 /* ---- Time, forks, cores ------------------------------------------------------------------------------------------------ */
 
 uint64_t coli_os_now_ns(void) {

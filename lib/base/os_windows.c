@@ -112,6 +112,8 @@ bool coli_os_pin(int32_t cpu) {
     return SetThreadAffinityMask(GetCurrentThread(), (DWORD_PTR)1 << cpu) != 0;
 }
 
+bool coli_os_allow_amx(void) { return false; } /* Windows would have to be asked too, by a call that older ones lack */
+
 int coli_os_num_cores(void) { return COLI_MAX(coli_os_cpus(true, NULL, 0), 1); }
 
 /* ---- Threads ----------------------------------------------------------------------------------------------------------- */

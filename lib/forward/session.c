@@ -200,9 +200,10 @@ static void log_session(const colibri_config_t *c, const colibri_t *s) {
 static colibri_status_t create(const colibri_config_t *c, colibri_model_t *model, const coli_options_t *o,
                                colibri_t **session) {
     const coli_kernels_t *kernels = coli_kernels_select(o->isa);
+    bool refused = o->isa == COLIBRI_ISA_AMX && coli_cpu_features() & COLI_CPU_AMX_INT8;
     if (!kernels)
-        return coli_fail(COLIBRI_ERR_ISA, "the instruction set \"%s\" is not usable here (found: %s)", coli_isa_name(o->isa),
-                         coli_cpu_text());
+        return coli_fail(COLIBRI_ERR_ISA, "the instruction set \"%s\" is not usable here (found: %s%s)", coli_isa_name(o->isa),
+                         coli_cpu_text(), refused ? "; the system refuses AMX to this process" : "");
     uint64_t need;
     uint8_t *memory;
     void *own;

@@ -166,3 +166,15 @@ const coli_kernels_t *coli_kernels_avx512_vnni(void) {
     };
     return &table;
 }
+
+/* Where there is AMX: its products of integer weights, and everything else from here. */
+const coli_kernels_t *coli_kernels_amx(void) {
+    static const coli_kernels_t table = {
+        .isa = COLIBRI_ISA_AMX,
+        .name = "amx",
+        KERNELS_OF_BODY_WITH(attention_q8_vnni),
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, coli_amx_matmul_q8, coli_amx_matmul_q4 },
+        .geometry = { { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 64 }, { 4, 64 } },
+    };
+    return &table;
+}

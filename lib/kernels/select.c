@@ -12,10 +12,17 @@ static const coli_kernels_t *select_avx512(void) {
     return have & COLI_CPU_AVX512_VNNI ? coli_kernels_avx512_vnni() : coli_kernels_avx512();
 }
 
+static const coli_kernels_t *select_amx(void) {
+    uint32_t need = COLI_CPU_AVX2 | COLI_CPU_AVX512 | COLI_CPU_AVX512_VNNI | COLI_CPU_AVX512_VBMI | COLI_CPU_AMX_INT8;
+    if ((coli_cpu_features() & need) != need) return NULL;
+    return coli_cpu_allow_amx() ? coli_kernels_amx() : NULL; /* the system is asked only where AMX would be used */
+}
+
 #else
 
 static const coli_kernels_t *select_avx2(void) { return NULL; }
 static const coli_kernels_t *select_avx512(void) { return NULL; }
+static const coli_kernels_t *select_amx(void) { return NULL; }
 
 #endif
 
@@ -39,9 +46,11 @@ const coli_kernels_t *coli_kernels_select(colibri_isa_t isa) {
     case COLIBRI_ISA_REF: return coli_kernels_ref();
     case COLIBRI_ISA_AVX2: return select_avx2();
     case COLIBRI_ISA_AVX512: return select_avx512();
+    case COLIBRI_ISA_AMX: return select_amx();
     case COLIBRI_ISA_NEON: return select_neon();
     case COLIBRI_ISA_AUTO:
-        if ((best = select_avx512()) != NULL || (best = select_avx2()) != NULL || (best = select_neon()) != NULL) return best;
+        if ((best = select_amx()) != NULL || (best = select_avx512()) != NULL) return best;
+        if ((best = select_avx2()) != NULL || (best = select_neon()) != NULL) return best;
         return coli_kernels_ref();
     default: return NULL; /* not in this version, or not a colibri_isa_t */
     }

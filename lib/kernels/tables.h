@@ -5,7 +5,7 @@
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
-#  define COLI_HAVE_X86_KERNELS 1 /* avx2.c and avx512.c are part of the library */
+#  define COLI_HAVE_X86_KERNELS 1 /* avx2.c, avx512.c and amx.c are part of the library */
 #elif defined(__aarch64__) && !defined(__AARCH64EB__)
 #  define COLI_HAVE_NEON_KERNELS 1 /* neon.c, neon_dotprod.c and neon_i8mm.c are */
 #endif
@@ -17,8 +17,12 @@ const coli_kernels_t *coli_kernels_ref(void);
 const coli_kernels_t *coli_kernels_avx2(void);
 const coli_kernels_t *coli_kernels_avx512(void); /* q8 without VNNI */
 const coli_kernels_t *coli_kernels_avx512_vnni(void);
+const coli_kernels_t *coli_kernels_amx(void); /* in avx512.c: its VNNI kernels, but the integer products of amx.c */
 const coli_kernels_t *coli_kernels_neon(void); /* any 64-bit ARM */
 const coli_kernels_t *coli_kernels_neon_dotprod(void);
 const coli_kernels_t *coli_kernels_neon_i8mm(void); /* needs both features */
+
+void coli_amx_matmul_q8(const coli_matmul_t *m);
+void coli_amx_matmul_q4(const coli_matmul_t *m);
 
 #endif

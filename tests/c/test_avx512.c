@@ -47,6 +47,9 @@ static inline __attribute__((always_inline)) emulated_t emulated_dpbusd(__m512i 
 #  define TARGET_VNNI
 #  define coli_kernels_avx512 emulated_avx512 /* the library has the real ones */
 #  define coli_kernels_avx512_vnni emulated_avx512_vnni
+#  define coli_kernels_amx emulated_amx /* not used: test_amx.c has the products of that table */
+#  define coli_amx_matmul_q8 NULL
+#  define coli_amx_matmul_q4 NULL
 #  include "kernels/avx512.c"
 
 int main(void) {

@@ -208,7 +208,7 @@ def test_ids_that_are_none(run: Runner, tiny_model: Path) -> None:
 def test_failures(run: Runner, tiny_model: Path, tmp_path: Path) -> None:
     assert "none.colibri" in run.fails("run", "x", "-m", tmp_path / "none.colibri")
     assert "9" in run.fails("run", "x", "-m", tiny_model, "--experts-per-token", 9)
-    for isa in ("avx512", "neon"):
+    for isa in ("avx512", "amx", "neon"):
         if not colibri.isa_supported(isa):
             assert isa in run.fails("run", "x", "-m", tiny_model, "--isa", isa)
 
