@@ -74,6 +74,7 @@ const tests = [_][]const u8{
     "test_threads",
     "test_math",
     "test_kernels",
+    "test_avx2",
     "test_avx512",
     "test_amx",
     "test_pack",

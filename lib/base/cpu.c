@@ -21,13 +21,15 @@ static uint64_t saved_states(void) {
 #define STATE_TILES 0x60000u /* tile configuration and data */
 
 static uint32_t detect(void) {
-    uint32_t a, b, c, d, b7, c7, d7, found = 0;
+    uint32_t a, b, c, d, b7, c7, d7, leaves, found = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !BIT(c, 27)) return 0; /* OSXSAVE */
     uint32_t c1 = c;
     uint64_t states = saved_states();
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return 0;
+    if (!__get_cpuid_count(7, 0, &leaves, &b7, &c7, &d7)) return 0;
     bool fma = BIT(c1, 12), f16c = BIT(c1, 29), bmi = BIT(b7, 3) && BIT(b7, 8);
     if ((states & STATE_YMM) == STATE_YMM && BIT(c1, 28) && fma && f16c && bmi && BIT(b7, 5)) found |= COLI_CPU_AVX2;
+    bool vnni = leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && BIT(a, 4);
+    if ((found & COLI_CPU_AVX2) && vnni) found |= COLI_CPU_AVX_VNNI;
     bool avx512 = BIT(b7, 16) && BIT(b7, 17) && BIT(b7, 30) && BIT(b7, 31); /* F, DQ, BW, VL */
     if ((found & COLI_CPU_AVX2) && (states & STATE_ZMM) == STATE_ZMM && avx512) {
         found |= COLI_CPU_AVX512;
@@ -52,6 +54,7 @@ static const char *text_of(uint32_t found) {
     unsigned index = (found & COLI_CPU_AVX512_VNNI ? 1u : 0) | (found & COLI_CPU_AVX512_VBMI ? 2u : 0) |
                      (found & COLI_CPU_AMX_INT8 ? 4u : 0);
     if (found & COLI_CPU_AVX512) return with_avx512[index];
+    if (found & COLI_CPU_AVX_VNNI) return "avx2 fma f16c avx_vnni";
     return found & COLI_CPU_AVX2 ? "avx2 fma f16c" : "baseline x86-64";
 }
 

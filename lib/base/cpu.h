@@ -10,6 +10,7 @@ enum {
     COLI_CPU_AVX512_VNNI = 1 << 2,
     COLI_CPU_AVX512_VBMI = 1 << 3,
     COLI_CPU_AMX_INT8 = 1 << 4,   /* the silicon has it; permission not asked: coli_cpu_allow_amx */
+    COLI_CPU_AVX_VNNI = 1 << 5,   /* with 256-bit vectors, of processors that may have no AVX-512 */
     COLI_CPU_NEON_DOTPROD = 1 << 8, /* NEON itself every 64-bit ARM has */
     COLI_CPU_NEON_I8MM = 1 << 9
 };

@@ -1,9 +1,14 @@
-/* avx2.c: the kernels for AVX2 with FMA and F16C: 16 lanes are two registers. Compiled with those features and called only
- * where the CPU has them (select.c); nothing but the getter leaves this file. */
+/* avx2.c: the kernels for AVX2 with FMA and F16C: 16 lanes are two registers. There are two tables, with and without AVX-VNNI
+ * in the q8 product. Compiled with those features except AVX-VNNI, which the functions that say so alone may use, and called
+ * only where the CPU has them (select.c); nothing but the getters leaves this file. */
 #include <immintrin.h>
 
 #include "kernels/attention_body.h"
 #include "kernels/avx2_panels.h"
+
+#ifndef TARGET_AVX_VNNI
+#  define TARGET_AVX_VNNI __attribute__((target("avxvnni")))
+#endif
 
 /* ---- Products with float weights: at most 12 of the 16 registers accumulate ---- */
 
@@ -184,6 +189,57 @@ static void matmul_q4(const coli_matmul_t *m) {
     else q4_blocks(m, 0, m->n_blocks, 0, m->n_tokens);
 }
 
+/* ---- q8 with AVX-VNNI ---- */
+
+/* Four products of a row are summed in one instruction, whose first side is unsigned: w + 128 is w with its sign bit flipped,
+ * and 128 * sum(x) too much is taken off at the end. Sums may wrap on the way; the end is exact modulo 2^32. */
+TARGET_AVX_VNNI COLI_INLINE void q8_tile_vnni(const coli_matmul_t *m, uint32_t b, uint32_t t, const int nt, const int bits) {
+    const int nv = nt * bits / 8;
+    const uint8_t *w = m->w + b * m->block_bytes;
+    const int8_t *x[MAX_VECTORS];
+    int32_t excess[MAX_VECTORS];
+    __m256i acc[MAX_VECTORS][2];
+    v16i sums[1][MAX_VECTORS];
+    gather_q8(m, t, x, excess, nt, bits);
+    EACH (v, nv) acc[v][0] = acc[v][1] = _mm256_setzero_si256();
+    for (uint32_t c = 0; c < m->k; c += 4, w += 64) {
+        __m256i flipped[2];
+        _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
+        EACH (half, 2) flipped[half] = _mm256_xor_si256(load_vector(w + half * 32), _mm256_set1_epi8((char)0x80));
+        EACH (v, nv) {
+            __m256i xs = repeat4(x[v] + c);
+            EACH (half, 2) acc[v][half] = _mm256_dpbusd_avx_epi32(acc[v][half], flipped[half], xs);
+        }
+    }
+    EACH (v, nv) memcpy(&sums[0][v], acc[v], sizeof sums[0][v]);
+    finish_q8(m, b, t, sums, excess, 1, nt, bits);
+}
+
+#define VNNI_TILE(nt, bits)                                                                               \
+    TARGET_AVX_VNNI static void vnni##bits##_##nt(const coli_matmul_t *m, uint32_t b, uint32_t t) {       \
+        q8_tile_vnni(m, b, t, nt, bits);                                                                  \
+    }
+VNNI_TILE(1, 8)
+VNNI_TILE(2, 8)
+VNNI_TILE(3, 8)
+VNNI_TILE(4, 8)
+VNNI_TILE(5, 8)
+VNNI_TILE(6, 8)
+VNNI_TILE(1, 16)
+VNNI_TILE(2, 16)
+VNNI_TILE(3, 16)
+
+static void matmul_q8_vnni(const coli_matmul_t *m) {
+    static void (*const tiles8[])(const coli_matmul_t *, uint32_t, uint32_t) = { vnni8_1, vnni8_2, vnni8_3,
+                                                                                 vnni8_4, vnni8_5, vnni8_6 };
+    static void (*const tiles16[])(const coli_matmul_t *, uint32_t, uint32_t) = { vnni16_1, vnni16_2, vnni16_3 };
+    for (uint32_t b = 0; b < m->n_blocks; b++)
+        for (uint32_t t = 0, n; t < m->n_tokens; t += n) {
+            n = group_size(m->n_tokens, t, m->x->bits == 16 ? 3 : 6);
+            (m->x->bits == 16 ? tiles16 : tiles8)[n - 1](m, b, t);
+        }
+}
+
 const coli_kernels_t *coli_kernels_avx2(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_AVX2,
@@ -191,6 +247,17 @@ const coli_kernels_t *coli_kernels_avx2(void) {
         KERNELS_OF_BODY,
         .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8, matmul_q4 },
         .geometry = { { 4, 6 }, { 4, 4 }, { 4, 6 }, { 1, 12 }, { 1, 3 } },
+    };
+    return &table;
+}
+
+const coli_kernels_t *coli_kernels_avx2_vnni(void) {
+    static const coli_kernels_t table = {
+        .isa = COLIBRI_ISA_AVX2,
+        .name = "avx2 vnni",
+        KERNELS_OF_BODY,
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8_vnni, matmul_q4 },
+        .geometry = { { 4, 6 }, { 4, 4 }, { 4, 6 }, { 1, 6 }, { 1, 3 } },
     };
     return &table;
 }

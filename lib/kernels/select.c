@@ -4,7 +4,11 @@
 
 #ifdef COLI_HAVE_X86_KERNELS
 
-static const coli_kernels_t *select_avx2(void) { return coli_cpu_features() & COLI_CPU_AVX2 ? coli_kernels_avx2() : NULL; }
+static const coli_kernels_t *select_avx2(void) {
+    uint32_t have = coli_cpu_features();
+    if (!(have & COLI_CPU_AVX2)) return NULL;
+    return have & COLI_CPU_AVX_VNNI ? coli_kernels_avx2_vnni() : coli_kernels_avx2();
+}
 
 static const coli_kernels_t *select_avx512(void) {
     uint32_t need = COLI_CPU_AVX2 | COLI_CPU_AVX512, have = coli_cpu_features();

@@ -15,6 +15,7 @@
 
 const coli_kernels_t *coli_kernels_ref(void);
 const coli_kernels_t *coli_kernels_avx2(void);
+const coli_kernels_t *coli_kernels_avx2_vnni(void);
 const coli_kernels_t *coli_kernels_avx512(void); /* q8 without VNNI */
 const coli_kernels_t *coli_kernels_avx512_vnni(void);
 const coli_kernels_t *coli_kernels_amx(void); /* in avx512.c: its VNNI kernels, but the integer products of amx.c */

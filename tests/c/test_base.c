@@ -138,7 +138,7 @@ static void test_machine(void) {
 #if defined(__x86_64__)
     CHECK((coli_cpu_features() & COLI_CPU_AVX512) == 0 || (coli_cpu_features() & COLI_CPU_AVX2) != 0);
     CHECK(((coli_cpu_features() & COLI_CPU_AVX2) != 0) == (strstr(coli_cpu_text(), "avx2") != NULL));
-    CHECK(((coli_cpu_features() & COLI_CPU_AVX512_VNNI) != 0) == (strstr(coli_cpu_text(), "vnni") != NULL));
+    CHECK(((coli_cpu_features() & COLI_CPU_AVX512_VNNI) != 0) == (strstr(coli_cpu_text(), "avx512_vnni") != NULL));
 #endif
 }
 
