@@ -3,6 +3,7 @@
 //!     zig build                            everything, into zig-out/ (or --prefix DIR)
 //!     zig build so                         only the shared library: what a Python wheel needs
 //!     zig build test                       build and run tests/c/test_*.c
+//!     zig build test-programs              only build them, into PREFIX/tests, to run them on another machine
 //!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
 //!     -Doptimize=Debug                     default: ReleaseFast
 
@@ -255,10 +256,13 @@ fn addTools(b: *std.Build, query: std.Target.Query, static: *std.Build.Step.Comp
 
 fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.Step.Compile, settings: Settings) void {
     const step = b.step("test", "Build and run the C tests");
+    const only_build = b.step("test-programs", "Build the C tests and the static library, to run them on another machine");
+    only_build.dependOn(&b.addInstallArtifact(static, .{}).step);
     for (tests) |name| {
         const file = b.fmt("tests/c/{s}.c", .{name});
         const exe = addProgram(b, target, static, settings, name, file);
         exe.root_module.addIncludePath(b.path("lib"));
+        only_build.dependOn(&b.addInstallArtifact(exe, .{ .dest_dir = .{ .override = .{ .custom = "tests" } } }).step);
         if (std.mem.eql(u8, name, "test_amx") and target.result.cpu.arch == .x86_64) {
             const features = comptime avx512 ++ [_][]const u8{"avx512vbmi"};
             exe.root_module.addCSourceFile(.{ .file = b.path("tests/kernels/amx_avx512.c"), .flags = withFeatures(b, &c_flags, features) });
