@@ -48,7 +48,7 @@ from peers.shapes import SHAPES, Shape, write_checkpoint
 PEERS = ("llama.cpp", "transformers", "transformers-f32", "kt-kernel")
 GB = 1 << 30
 PACKAGE = str(Path(colibri.__file__).parents[1])
-INT8_PEAK = {"auto": "", "avx2": "avx2", "ref": "portable"}
+INT8_PEAK = {"avx512": "avx512_vnni", "avx2": "avx2", "ref": "portable"}  # of builds by these names; else the best
 
 
 class Run:
@@ -169,7 +169,7 @@ class Run:
                 options,
                 memory=path.stat().st_size + GB,
                 bits=BITS[dtype],
-                peak=label if label in ("avx2", "avx512") else "",
+                peak=INT8_PEAK.get(label, ""),
             )
             for label, python in builds
         ]
