@@ -230,9 +230,12 @@ class Run:
         tokens = measuring.TAIL_PIECE if section == "tail" else self.settings.decode_tokens
         measure = measuring.tail if section == "tail" else measuring.busy
         value: dict[str, Any] = {"shape": shape.name, "type": dtype, "results": []}
-        with Team(self.teams(shape, dtype, tokens + 8, peers=False)[0], self.note) as team:
-            for threads in self.settings.threads:
-                value["results"] += measure(team, shape, self.settings, threads)
+        for number, subjects in enumerate(self.teams(shape, dtype, tokens + 8, peers=False)):
+            with Team(subjects, self.note) as team:
+                for threads in self.settings.threads:
+                    results = measure(team, shape, self.settings, threads)
+                    value["results"] += results[len(self.options["isa"]) if number else 0 :]
+        value["results"].sort(key=lambda result: result["threads"])
         self.add(section, value, report.tail_text(value) if section == "tail" else report.busy_text(value))
 
     def layer(self, shape: Shape, dtype: str) -> None:

@@ -191,3 +191,16 @@ def test_damaged_model(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny" / "q8.colibri").write_bytes(b"COLI" + bytes(100))
     done = run(tmp_path, *QUICK, "--types", "q8", "--peers", "none")
     assert done.returncode == 1 and "q8.colibri" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that do not fit into memory together are measured in turn, each beside libcolibri."""
+    monkeypatch.syspath_prepend(str(TOOL.parent))
+    from peers.measuring import Subject, batches
+
+    ours, second = (Subject(name, "libcolibri", "", {}, memory=4) for name in ("libcolibri", "libcolibri ref"))
+    llama, torch, huge = (Subject(name, name, "", {}, memory=m) for name, m in (("a", 5), ("b", 6), ("c", 20)))
+    teams, refused = batches([ours, second, llama, torch, huge], 12)
+    assert teams == [[ours, second, llama], [ours, second, torch]]
+    assert len(refused) == 1 and refused[0].startswith("c: skipped: ")
+    assert batches([ours, llama, torch, huge], None) == ([[ours, llama, torch, huge]], [])

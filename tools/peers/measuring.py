@@ -278,7 +278,7 @@ def batches(subjects: list[Subject], free: int | None) -> tuple[list[list[Subjec
     ours = [subject for subject in subjects if subject.engine == "libcolibri"]
     peers = [subject for subject in subjects if subject.engine != "libcolibri"]
     shared = max((subject.memory for subject in ours), default=0)  # one mapping serves all of them
-    teams: list[list[Subject]] = [ours]
+    teams = [list(ours)]
     refused = []
     for peer in peers:
         if free is not None and shared + peer.memory > free:
