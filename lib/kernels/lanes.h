@@ -28,7 +28,14 @@ typedef _Float16 v32h __attribute__((vector_size(64), may_alias));
 COLI_INLINE v16f load(const float *p) { return *(const v16f *)(const void *)p; }
 COLI_INLINE void store(float *p, v16f v) { *(v16f *)(void *)p = v; }
 COLI_INLINE v16f splat(float x) { return (v16f){ x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x }; }
+#if defined(__FMA__) || defined(__aarch64__)
 COLI_INLINE v16f fma16(v16f a, v16f b, v16f c) { return __builtin_elementwise_fma(a, b, c); }
+#else /* tests that emulate an instruction set: not every fmaf of a compiler's library rounds once */
+COLI_INLINE v16f fma16(v16f a, v16f b, v16f c) {
+    for (int i = 0; i < LANES; i++) c[i] = coli_fmaf(a[i], b[i], c[i]);
+    return c;
+}
+#endif
 
 /* yes where the mask (all ones or zeros a lane) is set, else no. */
 COLI_INLINE v16f choose(v16i mask, v16f yes, v16f no) { return (v16f)((mask & (v16i)yes) | (~mask & (v16i)no)); }
