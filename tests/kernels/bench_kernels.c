@@ -23,11 +23,12 @@ static void *aligned(size_t bytes) {
 }
 
 static void bench_product(const coli_kernels_t *table, uint32_t type, uint32_t bits, uint32_t n_tokens, uint64_t bytes) {
-    static const uint32_t element[] = { 4, 2, 2, 1 };
-    static const char *const names[] = { "f32", "f16", "bf16", "q8" };
+    static const uint32_t piece[] = { 8192, 4096, 4096, 2048, COLIBRI_Q4_PIECE }; /* bytes of 16 rows x 128 k */
+    static const char *const names[] = { "f32", "f16", "bf16", "q8", "q4" };
     uint32_t k = 2048;
-    uint64_t block_bytes = 16ull * k * element[type];
-    uint32_t blocks = (uint32_t)(bytes / block_bytes);
+    uint64_t block_bytes = k / 128 * piece[type];
+    uint32_t blocks = (uint32_t)(bytes / block_bytes) / 8 * 8;
+    bytes = blocks * block_bytes;
     coli_act_t x = { k,
                      bits,
                      aligned((size_t)n_tokens * k * 4),
@@ -44,7 +45,8 @@ static void bench_product(const coli_kernels_t *table, uint32_t type, uint32_t b
                         .x = &x,
                         .n_tokens = n_tokens,
                         .y_stride = 128,
-                        .y = aligned(n_tokens * 512) };
+                        .y = aligned(n_tokens * 512),
+                        .scratch = aligned(COLI_KERNEL_SCRATCH) };
     const uint8_t *first = m.w;
     double best = 1e9;
     for (int round = 0; round < 15; round++) { /* the minimum: other work on the machine only adds */
@@ -58,7 +60,7 @@ static void bench_product(const coli_kernels_t *table, uint32_t type, uint32_t b
     }
     printf("%-5s %s x %2u token%s %2u bits: %7.2f GB/s of weights, %7.1f Gop/s\n", table->name, names[type], n_tokens,
            n_tokens > 1 ? "s" : " ", bits, (double)bytes / best * 1e-9,
-           2.0 * (double)bytes / element[type] * n_tokens / best * 1e-9);
+           2.0 * 16 * 128 * (double)bytes / piece[type] * n_tokens / best * 1e-9);
 }
 
 int main(int argc, char **argv) {
@@ -68,11 +70,13 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[1], names[i])) isa = (colibri_isa_t)i;
     const coli_kernels_t *table = coli_kernels_select(isa);
     if (table == NULL) return printf("not on this machine\n"), 1;
-    for (uint32_t type = 0; type < 4; type++)
+    for (uint32_t type = 0; type < COLI_NUM_DTYPES; type++)
         for (uint32_t n_tokens = 1; n_tokens <= 64; n_tokens *= 4)
-            bench_product(table, type, type == 3 ? 8 : 0, n_tokens, n_tokens == 1 ? 64 << 20 : 4 << 20);
-    bench_product(table, 3, 16, 1, 64 << 20);
-    bench_product(table, 3, 16, 64, 4 << 20);
-    bench_product(table, 3, 8, 1, 1 << 20); /* from cache */
+            bench_product(table, type, type >= COLIBRI_FILE_Q8 ? 8 : 0, n_tokens, n_tokens == 1 ? 64 << 20 : 4 << 20);
+    for (uint32_t type = COLIBRI_FILE_Q8; type <= COLIBRI_FILE_Q4; type++) {
+        bench_product(table, type, 16, 1, 64 << 20);
+        bench_product(table, type, 16, 64, 4 << 20);
+        bench_product(table, type, 8, 1, 1 << 20); /* from cache */
+    }
     return 0;
 }
