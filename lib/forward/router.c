@@ -116,8 +116,8 @@ static void route_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t 
                           .scratch = coli_kernel_scratch(s, thread)};
     s->kernels->matmul[COLIBRI_FILE_F32](&call);
     for (uint32_t t = begin; t < end; t++)
-        coli_route(s->kernels, s->weights->params, k, s->b.router_logits + (uint64_t)t * stride, s->b.route_ids + (uint64_t)t * k,
-                   s->b.route_weights + (uint64_t)t * k);
+        coli_route(s->kernels, s->weights->params, k, s->b.router_logits + (uint64_t)t * stride,
+                   s->b.route_ids + (uint64_t)t * k, s->b.route_weights + (uint64_t)t * k);
 }
 
 static void route_rows(colibri_t *s, const coli_layer_t *layer, const float *rows, uint32_t n) {
