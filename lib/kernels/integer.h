@@ -42,4 +42,24 @@ COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[M
     }
 }
 
+/* finish_q8 for numbers of blocks and tokens that are not constants, and for bits of m->x. */
+COLI_INLINE void finish_sums(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i (*sums)[MAX_VECTORS], const int32_t *excess,
+                             uint32_t nb, uint32_t nt) {
+    uint32_t per = m->x->bits / 8;
+    for (uint32_t j = 0; j < nt; j++) {
+        v16f token_scale = splat(m->x->scale[row_of(m, t + j)]);
+        const float *w_scale = m->w_scale + (size_t)b * LANES;
+        float *y = m->y + (t + (size_t)j) * m->y_stride + (size_t)b * LANES;
+        for (uint32_t i = 0; i < nb; i++) {
+            const v16i *of = &sums[i][j * per];
+            v16f sum = __builtin_convertvector((v16i)((v16u)of[0] - (uint32_t)excess[j * per]), v16f);
+            if (per == 2) {
+                v16i lo = (v16i)((v16u)of[1] - (uint32_t)excess[j * 2 + 1]);
+                sum = fma16(splat(128), sum, __builtin_convertvector(lo, v16f));
+            }
+            store(y + (size_t)i * LANES, sum * (load(w_scale + (size_t)i * LANES) * token_scale));
+        }
+    }
+}
+
 #endif

@@ -13,7 +13,8 @@ static const coli_kernels_t *select_avx2(void) {
 static const coli_kernels_t *select_avx512(void) {
     uint32_t need = COLI_CPU_AVX2 | COLI_CPU_AVX512, have = coli_cpu_features();
     if ((have & need) != need) return NULL;
-    return have & COLI_CPU_AVX512_VNNI ? coli_kernels_avx512_vnni() : coli_kernels_avx512();
+    if (!(have & COLI_CPU_AVX512_VNNI)) return coli_kernels_avx512();
+    return have & COLI_CPU_AVX512_VBMI ? coli_kernels_avx512_vbmi() : coli_kernels_avx512_vnni();
 }
 
 static const coli_kernels_t *select_amx(void) {
