@@ -173,11 +173,10 @@ COLI_INLINE void values_apart(const query_tile_t *tile, bool after, cache_fn cac
 }
 
 /* Softmax and outputs of a tile whose scores are there. */
-COLI_INLINE void finish_tile(const query_tile_t *tile, cache_fn cache, void (*apart)(const query_tile_t *, bool), const int nd,
-                             const int nq) {
+COLI_INLINE void finish_tile(const query_tile_t *tile, cache_fn cache, void (*apart)(const query_tile_t *, bool),
+                             const int nd, const int nq) {
     uint32_t dim = tile->a->head_dim;
     float sums[MAX_QUERIES];
-    (void)cache;
     for (uint32_t j = 0; j < (uint32_t)nq; j++) {
         sums[j] = soften(tile, j);
         memset(tile->out[j], 0, dim * sizeof(float));
@@ -205,8 +204,10 @@ COLI_INLINE void attention_tiles(const coli_attention_t *a, const attend_fn *att
     }
 }
 
-#define APART(type) \
-    static __attribute__((noinline)) void apart_##type(const query_tile_t *t, bool after) { values_apart(t, after, cache_##type); }
+#define APART(type)                                                                            \
+    static __attribute__((noinline)) void apart_##type(const query_tile_t *tile, bool after) { \
+        values_apart(tile, after, cache_##type);                                               \
+    }
 APART(f32)
 APART(f16)
 APART(q8)
@@ -289,7 +290,8 @@ COLI_INLINE v16i dot_words(v16i sum, v16i keys, v16i x_even, v16i x_odd) {
 }
 
 typedef struct q8_queries {
-    /* For every 4 elements: hi and lo, or 16 bits of elements 0 and 2, and of 1 and 3. Rows do not meet in the same cache sets. */
+    /* For every 4 elements: hi and lo, or 16 bits of elements 0 and 2, and of 1 and 3. Rows do not meet in the same cache
+     * sets. */
     _Alignas(COLI_ALIGN) int32_t x[MAX_QUERIES][2][(COLI_MAX_HEAD_DIM + COLI_ALIGN) / 4];
     float scale[MAX_QUERIES];
     int32_t sum[MAX_QUERIES][2];
