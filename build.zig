@@ -4,6 +4,7 @@
 //!     zig build so                         only the shared library: what a Python wheel needs
 //!     zig build test                       build and run tests/c/test_*.c
 //!     zig build test-programs              only build them, into PREFIX/tests, to run them on another machine
+//!     zig build golden                     print what tests/c/test_golden.c compares with
 //!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
 //!     -Doptimize=Debug                     default: ReleaseFast
 
@@ -82,6 +83,7 @@ const tests = [_][]const u8{
     "test_format",
     "test_tokenizer",
     "test_session",
+    "test_golden",
     "test_hostile",
     "test_quiet",
 };
@@ -273,6 +275,11 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
         run.expectExitCode(0);
         run.skip_foreign_checks = true; // a foreign target is only built, unless -fqemu and the like say how to run it
         step.dependOn(&run.step);
+        if (std.mem.eql(u8, name, "test_golden")) {
+            const print = b.addRunArtifact(exe);
+            print.addArg("--print");
+            b.step("golden", "Print new sums for tests/c/golden_sums.h").dependOn(&print.step);
+        }
     }
 }
 
