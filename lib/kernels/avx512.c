@@ -7,33 +7,37 @@
 #include "kernels/attention_body.h"
 #include "kernels/avx512_products.h"
 
-/* ---- Products with float weights: at most 24 of the 32 registers accumulate ---- */
+/* ---- Products with float weights: at most 24 of the 32 registers accumulate, 20 where weights are widened in others ---- */
 
-#define FLOAT_TILES(type)                                                                             \
-    FLOAT_TILE(type, 4, 1)                                                                            \
-    FLOAT_TILE(type, 1, 1)                                                                            \
-    FLOAT_TILE(type, 4, 2)                                                                            \
-    FLOAT_TILE(type, 1, 2)                                                                            \
-    FLOAT_TILE(type, 4, 3)                                                                            \
-    FLOAT_TILE(type, 1, 3)                                                                            \
-    FLOAT_TILE(type, 4, 4)                                                                            \
-    FLOAT_TILE(type, 1, 4)                                                                            \
-    FLOAT_TILE(type, 4, 5)                                                                            \
-    FLOAT_TILE(type, 1, 5)                                                                            \
-    FLOAT_TILE(type, 4, 6)                                                                            \
-    FLOAT_TILE(type, 1, 6)                                                                            \
-    static void matmul_##type(const coli_matmul_t *m) {                                               \
-        static const tile_t tiles[MAX_VECTORS] = {                                                    \
-            { 4, tile_##type##_4x1, tile_##type##_1x1 }, { 4, tile_##type##_4x2, tile_##type##_1x2 }, \
-            { 4, tile_##type##_4x3, tile_##type##_1x3 }, { 4, tile_##type##_4x4, tile_##type##_1x4 }, \
-            { 4, tile_##type##_4x5, tile_##type##_1x5 }, { 4, tile_##type##_4x6, tile_##type##_1x6 }, \
-        };                                                                                            \
-        tiled_product(m, tiles, MAX_VECTORS);                                                         \
+#define FLOAT_TILES(type)  \
+    FLOAT_TILE(type, 4, 1) \
+    FLOAT_TILE(type, 1, 1) \
+    FLOAT_TILE(type, 4, 2) \
+    FLOAT_TILE(type, 1, 2) \
+    FLOAT_TILE(type, 4, 3) \
+    FLOAT_TILE(type, 1, 3) \
+    FLOAT_TILE(type, 4, 4) \
+    FLOAT_TILE(type, 1, 4) \
+    FLOAT_TILE(type, 4, 5) \
+    FLOAT_TILE(type, 1, 5)
+#define FLOAT_PRODUCT(type, most, ...)                                                                                 \
+    static void matmul_##type(const coli_matmul_t *m) {                                                                \
+        static const tile_t tiles[most] = {                                                                            \
+            { 4, tile_##type##_4x1, tile_##type##_1x1 }, { 4, tile_##type##_4x2, tile_##type##_1x2 },                  \
+            { 4, tile_##type##_4x3, tile_##type##_1x3 }, { 4, tile_##type##_4x4, tile_##type##_1x4 },                  \
+            { 4, tile_##type##_4x5, tile_##type##_1x5 }, __VA_ARGS__                                                   \
+        };                                                                                                             \
+        tiled_product(m, tiles, most);                                                                                 \
     }
 
 FLOAT_TILES(f32)
+FLOAT_TILE(f32, 4, 6)
+FLOAT_TILE(f32, 1, 6)
 FLOAT_TILES(f16)
 FLOAT_TILES(bf16)
+FLOAT_PRODUCT(f32, 6, { 4, tile_f32_4x6, tile_f32_1x6 })
+FLOAT_PRODUCT(f16, 5, )
+FLOAT_PRODUCT(bf16, 5, )
 
 /* ---- Attention with an 8-bit cache ---- */
 
@@ -48,7 +52,7 @@ ATTENTION_Q8(q8_vnni, TARGET_VNNI, dot_vnni, BY_FLIPPED)
             .name = text,                                                             \
             KERNELS_OF_BODY_WITH(attention),                                          \
             .matmul = { matmul_f32, matmul_f16, matmul_bf16, q8, q4 },                \
-            .geometry = { { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 6 } },         \
+            .geometry = { { 4, 6 }, { 4, 5 }, { 4, 5 }, { 4, 6 }, { 4, 6 } },         \
         };                                                                            \
         return &table;                                                                \
     }
@@ -64,7 +68,7 @@ const coli_kernels_t *coli_kernels_amx(void) {
         .name = "amx",
         KERNELS_OF_BODY_WITH(attention_q8_vnni),
         .matmul = { matmul_f32, matmul_f16, matmul_bf16, coli_amx_matmul_q8, coli_amx_matmul_q4 },
-        .geometry = { { 4, 6 }, { 4, 6 }, { 4, 6 }, { 4, 64 }, { 4, 64 } },
+        .geometry = { { 4, 6 }, { 4, 5 }, { 4, 5 }, { 4, 64 }, { 4, 64 } },
     };
     return &table;
 }
