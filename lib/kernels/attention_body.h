@@ -381,6 +381,13 @@ COLI_INLINE void score_tile_q8(const query_tile_t *tile, dot_fn dot, const int w
       ATTEND_Q8(variant, attribute, dot, way, 6, 6, 2, 4)     \
       ATTEND_Q8(variant, attribute, dot, way, 8, 8, 1, 2)     \
       ATTEND_Q8(variant, attribute, dot, way, 12, 12, 1, 2)
+#elif defined(__aarch64__) /* a sum is four registers of 32, and by bytes there are two for each query */
+#  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
+      ATTEND_Q8(variant, attribute, dot, way, 1, 1, 2, 4)     \
+      ATTEND_Q8(variant, attribute, dot, way, 2, 2, 1, 2)     \
+      ATTEND_Q8(variant, attribute, dot, way, 3, 3, 1, 2)     \
+      ATTEND_Q8(variant, attribute, dot, way, 4, 2, 1, 1)     \
+      ATTEND_Q8(variant, attribute, dot, way, 6, 3, 1, 1)
 #else
 #  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
       ATTEND_Q8(variant, attribute, dot, way, 1, 1, 2, 4)     \

@@ -13,7 +13,7 @@ COLI_INLINE v16i attention_dot(v16i sum, v16i keys, v16i x) { return dot_quarter
 /* Four bytes in every lane. The empty statement hides from clang that both halves are equal: it would move the high half of
  * the weights down for each product instead of using smull2. */
 COLI_INLINE int8x16_t four_everywhere(const int8_t *x) {
-    int8x16_t four = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)x)); /* need not be aligned */
+    int8x16_t four = vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)x));
     __asm__("" : "+w"(four));
     return four;
 }

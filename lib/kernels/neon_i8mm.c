@@ -4,7 +4,7 @@
  * leaves this file. */
 #include "kernels/neon_dot.h"
 
-#define MANY 6 /* vectors, from which on reordering the weights pays */
+#define MANY 8 /* vectors, from which on reordering the weights pays */
 
 /* A pair of rows (4 k each) of two steps becomes 8 k of one row, 8 k of the next. */
 COLI_INLINE void emit_pairs(int8_t *two_steps, int h, int8x16_t first, int8x16_t second) {
