@@ -11,10 +11,12 @@
  *     from L2      A 4 KB (64 x 2048 bytes of activations do not fit L1), q8 weights 2 KB: 48 bytes a cycle; q4: 41
  *     from memory  2 KB or 1 KB: 16 (8.5) bytes a cycle, several times what one core gets: with weights not in a cache
  *                  memory is the limit up to about 230 (125) tokens
- *     vectors      q4: 32 stores of unpacked steps, each 1.4 cycles of the two 512-bit ports = 45 cycles
- * and per panel of 512 k: 8 C tiles in and out of L1 (64 + 128 cycles of their ports, beside 1024 of tdpbssd). So the products
- * are the longest of these with weights in L2, and all else must run beside them: y of the last pair is written and the next
- * weights are unpacked and prefetched between the tile instructions of this one. */
+ *     vectors      q4: 32 steps unpacked, each 4.5 micro-operations on two ports (vpermi2b is three) = 72 cycles, all beside
+ *                  the first strip's 64; y: 2 tokens x 2 blocks, about 20 cycles
+ * and per panel of 512 k: 8 C tiles in and out of L1 (64 + 128 cycles of their ports, beside 1024 of tdpbssd). So with weights
+ * in L2 the products are the longest of these (in q4 nearly), and all else must run beside them: y of the last pair is written
+ * and the next weights are unpacked and prefetched between the tile instructions of this one. Packing alone stands before them:
+ * 2048 lines for 64 vectors of 2048 k, to be set against 2048 cycles of products a block, so blocks should come many at once. */
 #include <immintrin.h>
 
 #include "kernels/lanes.h"
@@ -323,11 +325,11 @@ COLI_INLINE void multiply(const coli_matmul_t *m, const bool q4) {
 static bool few(const coli_matmul_t *m) { return m->n_tokens * (m->x->bits / 8) < FEW_VECTORS; }
 
 void coli_amx_matmul_q8(const coli_matmul_t *m) {
-    if (few(m)) coli_kernels_avx512_vnni()->matmul[COLIBRI_FILE_Q8](m);
+    if (few(m)) coli_kernels_avx512_vbmi()->matmul[COLIBRI_FILE_Q8](m);
     else multiply(m, false);
 }
 
 void coli_amx_matmul_q4(const coli_matmul_t *m) {
-    if (few(m)) coli_kernels_avx512_vnni()->matmul[COLIBRI_FILE_Q4](m);
+    if (few(m)) coli_kernels_avx512_vbmi()->matmul[COLIBRI_FILE_Q4](m);
     else multiply(m, true);
 }

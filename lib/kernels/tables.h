@@ -19,7 +19,7 @@ const coli_kernels_t *coli_kernels_avx2_vnni(void);
 const coli_kernels_t *coli_kernels_avx512(void); /* without VNNI */
 const coli_kernels_t *coli_kernels_avx512_vnni(void);
 const coli_kernels_t *coli_kernels_avx512_vbmi(void); /* VNNI and VBMI */
-const coli_kernels_t *coli_kernels_amx(void); /* in avx512.c: its VNNI kernels, but the integer products of amx.c */
+const coli_kernels_t *coli_kernels_amx(void); /* in avx512.c: its kernels, but the integer products of amx.c */
 const coli_kernels_t *coli_kernels_neon(void); /* any 64-bit ARM */
 const coli_kernels_t *coli_kernels_neon_dotprod(void);
 const coli_kernels_t *coli_kernels_neon_i8mm(void); /* needs both features */

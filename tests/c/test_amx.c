@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) __m512i emulated_permute(__m512i a,
 #  define _mm512_permutex2var_epi8(a, index, b) emulated_permute(a, index, b)
 #  define coli_amx_matmul_q8 emulated_q8
 #  define coli_amx_matmul_q4 emulated_q4
-#  define coli_kernels_avx512_vnni coli_kernels_ref /* for few tokens */
+#  define coli_kernels_avx512_vbmi coli_kernels_ref /* for few tokens */
 void emulated_q8(const coli_matmul_t *m);
 void emulated_q4(const coli_matmul_t *m);
 #  include "kernels/amx.c"

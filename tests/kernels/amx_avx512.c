@@ -4,7 +4,7 @@
 
 #define coli_amx_matmul_q8 real_vectors_q8
 #define coli_amx_matmul_q4 real_vectors_q4
-#define coli_kernels_avx512_vnni coli_kernels_ref /* for few tokens */
+#define coli_kernels_avx512_vbmi coli_kernels_ref /* for few tokens */
 #include "kernels/amx.c"
 
 int real_vectors_configured(void); /* 1: a product has left its tiles configured */
