@@ -107,16 +107,10 @@ static double tolerance(int32_t dtype, int32_t rule) {
     return rule == COLIBRI_SCALE_LEAST_SQUARES ? 0.0055 : 0.0085;
 }
 
-static double test_quantised(int32_t src_dtype, int32_t dst_dtype, int32_t rule) {
-    static _Alignas(64) float back[PADDED_K];
-    size_t bytes = 2 * block_bytes(dst_dtype);
-    uint8_t *dst = aligned(bytes + PADDED_ROWS * 4 + 64);
-    const float *scales = (const float *)(const void *)(dst + bytes);
-    rng_state = 7;
+/* Random rows but for row 1: zeros; row 2: constant, one element after rotation; row 3: one element. */
+static void fill_special(int32_t src_dtype, float constant) {
     fill(src_dtype, 0.05f);
-    /* Row 2 becomes one element, beside which q4 has no zeros: it is large for q8 alone. */
-    float constant = dst_dtype == COLIBRI_DTYPE_Q8 ? 0.25f : 0.015625f;
-    memset(weights + STRIDE, 0, K * 4); /* row 1: zeros; row 2: constant, one element after rotation; row 3: one element */
+    memset(weights + STRIDE, 0, K * 4);
     memset(weights16 + STRIDE, 0, K * 2);
     for (int c = 0; c < K; c++) {
         weights[2 * STRIDE + c] = constant;
@@ -126,6 +120,15 @@ static double test_quantised(int32_t src_dtype, int32_t dst_dtype, int32_t rule)
             weights16[r * STRIDE + c] = src_dtype == COLIBRI_DTYPE_F16 ? coli_f32_to_f16(w) : coli_f32_to_bf16(w);
         }
     }
+}
+
+static double test_quantised(int32_t src_dtype, int32_t dst_dtype, int32_t rule) {
+    static _Alignas(64) float back[PADDED_K];
+    size_t bytes = 2 * block_bytes(dst_dtype);
+    uint8_t *dst = aligned(bytes + PADDED_ROWS * 4 + 64);
+    const float *scales = (const float *)(const void *)(dst + bytes);
+    rng_state = 7;
+    fill_special(src_dtype, dst_dtype == COLIBRI_DTYPE_Q8 ? 0.25f : 0.015625f); /* q4 has no zeros beside one large element */
     colibri_pack_t pack = request(src_dtype, dst_dtype, dst);
     pack.scale_rule = rule;
     CHECK_EQ(colibri_packed_size(dst_dtype, ROWS, K), bytes + PADDED_ROWS * 4);
