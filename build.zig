@@ -266,8 +266,8 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
         exe.root_module.addIncludePath(b.path("lib"));
         only_build.dependOn(&b.addInstallArtifact(exe, .{ .dest_dir = .{ .override = .{ .custom = "tests" } } }).step);
         if (std.mem.eql(u8, name, "test_amx") and target.result.cpu.arch == .x86_64) {
-            const features = comptime avx512 ++ [_][]const u8{"avx512vbmi"};
-            exe.root_module.addCSourceFile(.{ .file = b.path("tests/kernels/amx_avx512.c"), .flags = withFeatures(b, &c_flags, features) });
+            const flags = withFeatures(b, &c_flags, comptime avx512 ++ [_][]const u8{"avx512vbmi"});
+            exe.root_module.addCSourceFile(.{ .file = b.path("tests/kernels/amx_avx512.c"), .flags = flags });
         }
         if (settings.tsan and std.mem.eql(u8, name, "test_quiet")) continue; // it forbids what the sanitizer itself does
         const run = b.addRunArtifact(exe);

@@ -108,7 +108,7 @@ typedef enum colibri_isa_t {
     COLIBRI_ISA_REF = 1,  /* portable C: the definition of every kernel */
     COLIBRI_ISA_AVX2 = 2, /* AVX2, FMA, F16C */
     COLIBRI_ISA_AVX512 = 3, /* AVX-512 F, BW, VL, DQ; VNNI used where present */
-    COLIBRI_ISA_AMX = 4,    /* AMX int8 tiles for q8 and q4 with several tokens, else as AVX512; the system must grant AMX (Linux) */
+    COLIBRI_ISA_AMX = 4,    /* int8 tiles for q8 and q4 with several tokens, else as AVX512; Linux must grant them */
     COLIBRI_ISA_NEON = 5,   /* any 64-bit ARM; dot products and int8 matrix products used where present */
     COLIBRI_ISA_COUNT_ = 6
 } colibri_isa_t;

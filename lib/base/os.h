@@ -28,7 +28,7 @@ void coli_os_fork_guard_free(void *guard);
  * be NULL with 0) and returns how many there are; 0: this system does not say. Reads files. */
 int coli_os_cpus(bool one_per_core, int32_t *cpus, int most);
 bool coli_os_pin(int32_t cpu); /* the calling thread to one CPU; false: refused, or the system has no such thing */
-bool coli_os_allow_amx(void);  /* ask for the use of AMX tiles by this process; false where the system does not know the question */
+bool coli_os_allow_amx(void);  /* ask for AMX tiles for this process; false where the system does not know the question */
 int coli_os_num_cores(void);   /* physical cores this process may run on (affinity, siblings, CPU quota respected), >= 1. Reads files */
 
 /* Threads and waiting. Stack size is set explicitly (musl's default is 128 KiB). The object stays in place until the thread is

@@ -1,5 +1,5 @@
-/* amx.c: the q8 and q4 products with AMX int8 tiles, for enough tokens at once; the rest of the AMX table, and products with few
- * tokens, are AVX-512's (avx512.c). Compiled with AVX-512 VBMI and AMX, called only where CPU and system allow it (select.c).
+/* amx.c: the q8 and q4 products with AMX int8 tiles, for enough tokens at once; the rest of the AMX table, and products with
+ * few tokens, are AVX-512's (avx512.c). Compiled with AVX-512 VBMI and AMX, called only where CPU and system allow it (select.c).
  *
  * tdpbssd adds to a C tile (16 vectors x 16 rows, int32) an A tile (16 vectors x 64 k) times a B tile (64 k x 16 rows). 16
  * consecutive steps of a q8 block are a B tile as they stand. A "vector" is an activation row: one per token, or hi and lo.
@@ -16,7 +16,7 @@
  * and per panel of 512 k: 8 C tiles in and out of L1 (64 + 128 cycles of their ports, beside 1024 of tdpbssd). So with weights
  * in L2 the products are the longest of these (in q4 nearly), and all else must run beside them: y of the last pair is written
  * and the next weights are unpacked and prefetched between the tile instructions of this one. Packing alone stands before them:
- * 2048 lines for 64 vectors of 2048 k, to be set against 2048 cycles of products a block, so blocks should come many at once. */
+ * 2048 lines for 64 vectors of 2048 k, against 2048 cycles of products a block, so blocks should come many at once. */
 #include <immintrin.h>
 
 #include "kernels/lanes.h"
@@ -143,7 +143,8 @@ COLI_INLINE void unpack_16(const v64b *q4, v64b scales, v64b *q8) {
 
 /* 64 k of a block: half a piece. */
 COLI_INLINE void unpack_step(const uint8_t *block, uint32_t step, uint8_t *tile) {
-    const v64b *piece = (const v64b *)(const void *)(block + (size_t)(step / 2) * COLIBRI_Q4_PIECE), *q4 = piece + 1 + step % 2 * 8;
+    const v64b *piece = (const v64b *)(const void *)(block + (size_t)(step / 2) * COLIBRI_Q4_PIECE);
+    const v64b *q4 = piece + 1 + step % 2 * 8;
     v64b *q8 = (v64b *)(void *)tile, scales = (v64b)(*(const v16u *)(const void *)piece >> step % 2 * 16);
     v64b first = SPREAD(scales, 0), second = SPREAD(scales, 1); /* nibbles 0 and 1; 2 and 3 */
     unpack_16(q4, (v64b)((v16u)first << 4), q8);

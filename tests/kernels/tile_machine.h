@@ -1,5 +1,5 @@
-/* tile_machine.h: AMX's eight tile registers in software, as much of them as lib/kernels/amx.c uses, in place of the intrinsics.
- * What a processor would refuse (shapes that do not match, tiles without a configuration) ends the program with a sentence.
+/* tile_machine.h: AMX's eight tile registers in software, as much of them as lib/kernels/amx.c uses, in place of the
+ * intrinsics. What a processor would refuse (shapes that do not match, tiles without a configuration) ends the program with a sentence.
  * Loads and stores touch the bytes of the configured rows and no others. To be included before amx.c. */
 #ifndef TILE_MACHINE_H
 #define TILE_MACHINE_H
@@ -75,7 +75,8 @@ static inline void tile_machine_product(int c, int a, int b) {
     tile_check(a), tile_check(b), tile_check(c);
     if (a == b || a == c || b == c) tile_trap("a product's tiles must differ");
     if (tile_machine.rows[a] != rows || tile_machine.rows[b] != depth) tile_trap("a product's rows do not match");
-    if (tile_machine.row_bytes[b] != tile_machine.row_bytes[c] || tile_machine.row_bytes[a] % 4 || tile_machine.row_bytes[c] % 4)
+    if (tile_machine.row_bytes[b] != tile_machine.row_bytes[c]) tile_trap("a product's columns do not match");
+    if (tile_machine.row_bytes[a] % 4 || tile_machine.row_bytes[c] % 4)
         tile_trap("a product's columns do not match");
     for (unsigned m = 0; m < rows; m++) {
         uint32_t sums[16];
