@@ -1,5 +1,6 @@
 /* amx.c: the q8 and q4 products with AMX int8 tiles, for enough tokens at once; the rest of the AMX table, and products with
- * few tokens, are AVX-512's (avx512.c). Compiled with AVX-512 VBMI and AMX, called only where CPU and system allow it (select.c).
+ * few tokens, are AVX-512's (avx512.c). Compiled with AVX-512 VBMI and AMX, called only where CPU and system allow it
+ * (select.c).
  *
  * tdpbssd adds to a C tile (16 vectors x 16 rows, int32) an A tile (16 vectors x 64 k) times a B tile (64 k x 16 rows). 16
  * consecutive steps of a q8 block are a B tile as they stand. A "vector" is an activation row: one per token, or hi and lo.

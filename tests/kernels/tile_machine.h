@@ -1,5 +1,6 @@
 /* tile_machine.h: AMX's eight tile registers in software, as much of them as lib/kernels/amx.c uses, in place of the
- * intrinsics. What a processor would refuse (shapes that do not match, tiles without a configuration) ends the program with a sentence.
+ * intrinsics. What a processor would refuse (shapes that do not match, tiles without a configuration) ends the program with a
+ * sentence.
  * Loads and stores touch the bytes of the configured rows and no others. To be included before amx.c. */
 #ifndef TILE_MACHINE_H
 #define TILE_MACHINE_H
