@@ -373,7 +373,7 @@ COLIBRI_API uint64_t colibri_packed_size(int32_t dtype, uint32_t rows, uint32_t 
 typedef enum colibri_scale_rule_t {
     COLIBRI_SCALE_LEAST_SQUARES = 0, /* the one that makes the squared error least, of some tried */
     COLIBRI_SCALE_PERCENTILE = 1,    /* 99.9 % of |w| in range, the rest saturates */
-    COLIBRI_SCALE_MAX = 2            /* the largest |w| is the largest integer: 127, in q4 7 * 17 */
+    COLIBRI_SCALE_MAX = 2            /* the largest |w| is the largest integer: 127, in q4 7 * 18 */
 } colibri_scale_rule_t;
 
 typedef struct colibri_pack_t {

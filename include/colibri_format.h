@@ -40,9 +40,9 @@
  *     scales     uint32 r of the 16 belongs to row r; its nibble g (bits 4g ... 4g + 3) is the scale s, 0 ... 7, of the
  *                piece's k 16g ... 16g + 15. The nibble's top bit is 0; readers ignore it.
  *     step j     byte r * 4 + i: low nibble = row r, k 8j + i; high nibble = row r, k 8j + 4 + i    (i < 4, k in the piece)
- *     nibble n   means q = level[n] * s, level = -17 -13 -10 -8 -6 -4 -2 -1 1 2 4 6 8 10 13 17 (the Lloyd-Max quantiser of a
- *                unit Gaussian with 16 levels, Max 1960, scaled to 17 and rounded). So the low nibbles of a step are one
- *                q8 step and the high nibbles the next, exactly.
+ *     nibble n   means q = level[n] * s, level = -18 -14 -11 -9 -7 -5 -3 -1 1 3 5 7 9 11 14 18 (of the integer levels that
+ *                s = 7 keeps within 127, those with the least squared error for Gaussian weights, s chosen for every 16). So
+ *                the low nibbles of a step are one q8 step and the high nibbles the next, exactly.
  * rows is padded to a multiple of 16 and k to a multiple of 128, both with zeros. After the blocks of a q8 or q4 matrix
  * follow its row scales, f32 [rows padded]. So with R = pad16(rows), K = pad128(k):
  *     matrix bytes = R * K * (4 | 2 | 1 | 17/32) + (q8, q4 ? R * 4 : 0)        always a multiple of 64

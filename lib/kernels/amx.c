@@ -114,7 +114,7 @@ static void pack_group(const product_t *p, uint32_t group) {
 /* ---- q4 into q8 steps ---- */
 
 #define LEVELS_TIMES(s) \
-    -17 * s, -13 * s, -10 * s, -8 * s, -6 * s, -4 * s, -2 * s, -1 * s, s, 2 * s, 4 * s, 6 * s, 8 * s, 10 * s, 13 * s, 17 * s
+    -18 * s, -14 * s, -11 * s, -9 * s, -7 * s, -5 * s, -3 * s, -1 * s, s, 3 * s, 5 * s, 7 * s, 9 * s, 11 * s, 14 * s, 18 * s
 static const _Alignas(64) int8_t level_times_scale[2][64] = {
     { LEVELS_TIMES(0), LEVELS_TIMES(1), LEVELS_TIMES(2), LEVELS_TIMES(3) },
     { LEVELS_TIMES(4), LEVELS_TIMES(5), LEVELS_TIMES(6), LEVELS_TIMES(7) },

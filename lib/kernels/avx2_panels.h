@@ -32,10 +32,10 @@ COLI_INLINE void finish_rows(const coli_matmul_t *m, size_t block, size_t t, v16
 
 /* ---- q4: from nibbles to bytes ---- */
 
-/* Levels are looked up with 17 added (unsigned, for maddubs); the sum of 8 products of one 16-bit half lane starts at -17 times
- * the sum of their activations. Sums may wrap on the way: the true one, without the 17, is at most 8 * 17 * 127. */
+/* Levels are looked up with 18 added (unsigned, for maddubs); the sum of 8 products of one 16-bit half lane starts at -18 times
+ * the sum of their activations. Sums may wrap on the way: the true one, without the 18, is at most 8 * 18 * 127. */
 COLI_INLINE __m256i q4_levels(__m256i nibbles) {
-    const __m128i table = _mm_setr_epi8(0, 4, 7, 9, 11, 13, 15, 16, 18, 19, 21, 23, 25, 27, 30, 34);
+    const __m128i table = _mm_setr_epi8(0, 4, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 32, 36);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
 }
 
@@ -55,9 +55,9 @@ COLI_INLINE __m256i q4_scale(__m256i scales, const int g) {
     return _mm256_and_si256(g % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi16(7));
 }
 
-/* -17 times the sums of 16 activations, by their place in a pair: what 8 products of each half of a row start with. */
+/* -18 times the sums of 16 activations, by their place in a pair: what 8 products of each half of a row start with. */
 COLI_INLINE __m128i q4_start(const int8_t *x) {
-    __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(17), _mm_load_si128((const __m128i *)(const void *)x));
+    __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(18), _mm_load_si128((const __m128i *)(const void *)x));
     pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0x4e));
     pairs = _mm_add_epi16(pairs, _mm_shuffle_epi32(pairs, 0xb1));
     return _mm_sub_epi16(_mm_setzero_si128(), pairs);
@@ -212,7 +212,7 @@ static void widen_q4(const panel_t *p, uint32_t b) {
                 EACH (j, 2) q4_step(w + 64 + (g * 2 + j) * 64 + half * 32, levels + 2 * j);
                 EACH (i, 4) {
                     __m256i v[2];
-                    widen(_mm256_sub_epi8(levels[i], _mm256_set1_epi8(17)), v);
+                    widen(_mm256_sub_epi8(levels[i], _mm256_set1_epi8(18)), v);
                     EACH (l, 2) {
                         v[l] = _mm256_mullo_epi16(v[l], scale);
                         store_vector(s->w[c / 2 + (uint32_t)(g * 8 + i * 2 + l)] + half * 16, v[l]);
@@ -304,7 +304,7 @@ COLI_INLINE void wide_product(const coli_matmul_t *m, panel_fn panel, few_fn few
 #define GROUPS (PANEL / 16)
 
 typedef struct q4_scratch {
-    uint8_t w[PANEL / 4][LANES * 4]; /* level + 17 */
+    uint8_t w[PANEL / 4][LANES * 4]; /* level + 18 */
     int32_t scale[GROUPS][LANES];    /* in both halves */
     int32_t x[CHUNK_TOKENS * GROUPS * 5]; /* of each tile: [GROUPS][what the sums start with, 4 times 4 k][its tokens] */
 } q4_scratch_t;

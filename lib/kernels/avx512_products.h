@@ -69,14 +69,14 @@ TARGET_VBMI COLI_INLINE void q4_vbmi(const uint8_t *piece, uint32_t g, v16i w[4]
     }
 }
 
-/* Without: a shuffle gives level + 17 of each nibble, a 16-bit product two of them times their scale (34 * 7 at most: no
- * carry), and 17 * scale - plus is taken off: level * scale + plus. */
+/* Without: a shuffle gives level + 18 of each nibble, a 16-bit product two of them times their scale (36 * 7 at most: no
+ * carry), and 18 * scale - plus is taken off: level * scale + plus. */
 COLI_INLINE void q4_multiply(const uint8_t *piece, uint32_t g, v16i w[4], const int plus) {
     static const int8_t levels[16] = COLI_Q4_LEVELS;
     v64b above;
-    EACH (i, 64) above[i] = (uint8_t)(levels[i % 16] + 17);
+    EACH (i, 64) above[i] = (uint8_t)(levels[i % 16] + 18);
     v16i scales = (g % 2 ? high_nibbles(step(piece)) : step(piece)) & BYTES(7), nibble = every(BYTES(15));
-    v16i excess = spread((v16i)((v64b)times16(scales, every(0x00110011)) - (uint8_t)plus), g / 2);
+    v16i excess = spread((v16i)((v64b)times16(scales, every(0x00120012)) - (uint8_t)plus), g / 2);
     v16i scale = spread(scales, g / 2) & 0x00ff00ff;
     EACH (j, 2) {
         v16i bytes = step(piece + 64 + (size_t)(g * 2 + (uint32_t)j) * 64);

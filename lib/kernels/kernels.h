@@ -18,7 +18,7 @@
 #include "base/base.h"
 
 /* The 16 levels of q4 (colibri_format.h). */
-#define COLI_Q4_LEVELS { -17, -13, -10, -8, -6, -4, -2, -1, 1, 2, 4, 6, 8, 10, 13, 17 }
+#define COLI_Q4_LEVELS { -18, -14, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 14, 18 }
 
 #define COLI_MAX_Q8_K 131072 /* up to here every integer sum of a q8 or q4 product fits 32 bits */
 #define COLI_NUM_DTYPES 5     /* COLIBRI_FILE_F32 ... _Q4 */

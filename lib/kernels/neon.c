@@ -54,7 +54,7 @@ COLI_INLINE operand_t operand(const int8_t *x) {
     return (operand_t){ { four_everywhere(x), four_everywhere(x + 4), four_everywhere(x + 8), four_everywhere(x + 12) } };
 }
 
-/* Levels are at most 17: eight products fit 16 bits. */
+/* Levels are at most 18: eight products fit 16 bits. */
 COLI_INLINE int32x4_t dot16(const int8x16_t level[4], const operand_t *x) {
     int16x8_t low = vmull_s8(vget_low_s8(level[0]), vget_low_s8(x->part[0])), high = vmull_high_s8(level[0], x->part[0]);
     for (int i = 1; i < 4; i++) {

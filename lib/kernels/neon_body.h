@@ -149,7 +149,7 @@ COLI_INLINE void levels_of(const uint8_t *two_steps, int8x16_t level[4]) {
 /* Writes rows 4 h ... 4 h + 3 of two q8 steps, 128 bytes, in the order that the tiles read. */
 typedef void (*emit_fn)(int8_t *two_steps, int h, int8x16_t first, int8x16_t second);
 
-/* All scales of four rows, one in each byte: of groups 0, 2, 4, 6 and of 1, 3, 5, 7. Level times scale is at most 17 * 7. */
+/* All scales of four rows, one in each byte: of groups 0, 2, 4, 6 and of 1, 3, 5, 7. Level times scale is at most 18 * 7. */
 COLI_INLINE void unpack_q4(const uint8_t *w, uint32_t k, int8_t *panel, emit_fn emit) {
     static const uint8_t first_byte[16] = { 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12 };
     for (uint32_t c = 0; c < k; c += 128, w += COLIBRI_Q4_PIECE, panel += 128 * LANES)

@@ -15,7 +15,7 @@
 #define LANES COLIBRI_TILE_ROWS
 #define GROUP 16               /* k under one s */
 #define MAX_S 7
-#define LARGEST 119.0f         /* MAX_S * 17 */
+#define LARGEST 126.0f         /* MAX_S * 18 */
 #define LARGEST_SIGMAS 2.7326f /* the outermost level of 16 for a unit Gaussian (Max 1960) */
 
 typedef float v16f __attribute__((vector_size(64), may_alias));
@@ -29,13 +29,12 @@ COLI_INLINE v16f choose(v16i mask, v16f yes, v16f no) { return (v16f)((mask & (v
 COLI_INLINE v16f if_set(v16i mask, float x) { return (v16f)(mask & (v16i)splat(x)); } /* else 0 */
 COLI_INLINE v16f magnitude(v16f x) { return (v16f)((v16i)x & 0x7fffffff); }
 
-/* The nearest of 1, 2, 4, 6, 8, 10, 13, 17 to 0 <= a < 2^22; of two equally near ones, always the same. */
+/* The nearest of 1, 3, 5, 7, 9, 11, 14, 18 to 0 <= a < 2^22; of two equally near ones, always the same. */
 COLI_INLINE v16f nearest_level(v16f a) {
     const v16f magic = splat(25165824.0f); /* 1.5 * 2^24: neighbours are 2 apart */
-    v16f even = (a + magic) - magic;
+    v16f even = ((a - splat(1)) + magic) - magic;
     even = choose(even < splat(10), even, splat(10));
-    even += if_set(a >= splat(11.5f), 3) + if_set(a >= splat(15), 4);
-    return choose(a < splat(1.5f), splat(1), even);
+    return (even + splat(1)) + (if_set(a >= splat(12.5f), 3) + if_set(a >= splat(16), 4));
 }
 
 /* One group's choice, by lane. */
@@ -164,9 +163,9 @@ static fit_t search(const float *x, uint32_t k, const start_t *start) {
 /* Which of the 16 levels x / (row scale * s) is, given its magnitude a / s: 0 ... 7 the negative ones. */
 COLI_INLINE v16u nibble(v16f x, v16f v) {
     v16f level = nearest_level(v);
-    v16i index = { 0 }; /* 0 ... 7 of magnitude 1 ... 17 */
-    index -= (level > splat(1)) + (level > splat(2)) + (level > splat(4)) + (level > splat(6));
-    index -= (level > splat(8)) + (level > splat(10)) + (level > splat(13));
+    v16i index = { 0 }; /* 0 ... 7 of magnitude 1 ... 18 */
+    index -= (level > splat(1)) + (level > splat(3)) + (level > splat(5)) + (level > splat(7));
+    index -= (level > splat(9)) + (level > splat(11)) + (level > splat(14));
     v16i negative = x < splat(0);
     return (v16u)((negative & (7 - index)) | (~negative & (8 + index)));
 }

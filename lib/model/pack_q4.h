@@ -7,7 +7,7 @@
 /* How the row scale is found. */
 typedef enum coli_q4_rule {
     COLI_Q4_SEARCH, /* the one whose squared error is least, of some tried; `most` is not used */
-    COLI_Q4_FIXED   /* the largest integer, 119, stands for most[r]; what is larger saturates */
+    COLI_Q4_FIXED   /* the largest integer, 126, stands for most[r]; what is larger saturates */
 } coli_q4_rule_t;
 
 /* x [k][16]: column c of all 16 rows side by side, |x| <= 64, k a multiple of 128; 64-byte aligned. Writes the k / 128 pieces

@@ -161,7 +161,7 @@ static guarded_t make_weights(uint32_t type, uint32_t k, uint32_t n_blocks, int 
         uint32_t row = (uint32_t)(i / 4 % 16); /* of q8, and of q4, whose scales are 64 bytes too */
         int positive = kind == WIDE && row < 8 ? row < 4 : rng() % 2; /* whole rows of one sign: the largest sums */
         if (type == COLIBRI_FILE_Q8) g.data[i] = kind == WIDE ? (uint8_t)(positive ? 127 : 128) : (uint8_t)rng();
-        if (type == COLIBRI_FILE_Q4) /* scales too: any byte is allowed. WIDE: level 17 with scale 7, or -17 with 7 */
+        if (type == COLIBRI_FILE_Q4) /* scales too: any byte is allowed. WIDE: level 18 with scale 7, or -18 with 7 */
             g.data[i] = kind != WIDE ? (uint8_t)rng() : i % COLIBRI_Q4_PIECE < 64 || positive ? 0xff : 0x00;
     }
     return g;

@@ -32,7 +32,7 @@ def tiles(w: np.ndarray, dtype: int) -> tuple[np.ndarray, np.ndarray]:
     if dtype in (Q8, Q4):
         block = min(k & -k, 4096)
         rotated = (whole.reshape(rows, -1, block) @ hadamard(block) / block).reshape(rows, k)
-        scale = (np.abs(rotated).max(axis=1) / (127 if dtype == Q8 else 7 * 17)).astype("<f4")
+        scale = (np.abs(rotated).max(axis=1) / (127 if dtype == Q8 else 7 * 18)).astype("<f4")
         safe = np.where(scale > 0, scale, 1).astype(np.float64)
         whole = np.clip(np.rint(rotated / safe[:, None]), -127, 127)
         if dtype == Q4:
