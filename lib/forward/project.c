@@ -1,7 +1,7 @@
 /* project.c: between the stages' float rows and the kernels' matrix products. */
 #include "forward/project.h"
 
-#define ITEM_BYTES (128u * 1024u) /* of weights, with few tokens */
+#define ITEM_BYTES (256u * 1024u) /* of weights, with few tokens */
 #define ITEM_BLOCKS 16             /* with many */
 #define MANY_TOKENS 4
 

@@ -17,7 +17,7 @@ coli_act_t coli_act_choose(uint32_t dtype, const coli_act_t *quantised, float *x
 /* y[t] = m x[t] for n tokens; y rows are y_stride floats apart, rows of m padded to 16 are written. */
 void coli_project(colibri_t *session, const coli_matrix_t *m, const coli_act_t *x, uint32_t n, float *y, uint64_t y_stride);
 
-/* Blocks of a matrix in one work item, a multiple of `multiple`. With few tokens an item is about what a core reads in 8
+/* Blocks of a matrix in one work item, a multiple of `multiple`. With few tokens an item is what a core reads in about 16
  * microseconds, so that uneven threads end together; with many it is wide, so that what a kernel prepares of its tokens
  * serves many blocks. Choice of speed only. */
 uint32_t coli_block_grain(uint64_t block_bytes, uint32_t multiple, bool many_tokens);

@@ -52,7 +52,7 @@ ATTENTION_Q8(q8_vnni, TARGET_VNNI, dot_vnni, BY_FLIPPED)
             .name = text,                                                             \
             KERNELS_OF_BODY_WITH(attention),                                          \
             .matmul = { matmul_f32, matmul_f16, matmul_bf16, q8, q4 },                \
-            .geometry = { { 4, 6 }, { 4, 5 }, { 4, 5 }, { 4, 6 }, { 4, 6 } },         \
+            .geometry = { { 4, 6 }, { 4, 5 }, { 4, 5 }, { 8, 6 }, { 4, 6 } },         \
         };                                                                            \
         return &table;                                                                \
     }
@@ -68,7 +68,7 @@ const coli_kernels_t *coli_kernels_amx(void) {
         .name = "amx",
         KERNELS_OF_BODY_WITH(attention_q8_vnni),
         .matmul = { matmul_f32, matmul_f16, matmul_bf16, coli_amx_matmul_q8, coli_amx_matmul_q4 },
-        .geometry = { { 4, 6 }, { 4, 5 }, { 4, 5 }, { 4, 64 }, { 4, 64 } },
+        .geometry = { { 4, 6 }, { 4, 5 }, { 4, 5 }, { 8, 64 }, { 4, 64 } },
     };
     return &table;
 }

@@ -1,6 +1,7 @@
 /* avx512_products.h: the products with q8 and q4 weights for AVX-512, part of avx512.c. Four blocks of weights stay in the
  * cache while all tokens pass, six vectors of activations (hi or lo of a row) at a time:
  *
+ *     wide    8 blocks x 1 or 2 vectors of q8: one token, at the memory's speed
  *     tile    4 blocks x 6 vectors, 24 registers of sums, weights as bytes: of q8 from the file, of q4 from a panel
  *     stream  1 block x 6 vectors of q4, unpacked in registers in the order of memory, and into the panel if more tokens follow
  *
@@ -186,7 +187,7 @@ TARGET_VNNI COLI_INLINE void tile_vnni(const uint8_t *w, size_t stride, const in
     EACH (i, nb)
         EACH (v, nv) acc[i][v] = first ? (v16i){ 0 } : sums[i][v];
     for (uint32_t c = 0; c < n; c += 4, w += 64) {
-        ahead.p = fetch(ahead.p) + ahead.rate;
+        if (ahead.rate) ahead.p = fetch(ahead.p) + ahead.rate; /* for nothing it would cost a tenth of one token's speed */
         EACH (i, nb) steps[i] = step(w + (size_t)i * stride) ^ flip;
         EACH (v, nv) {
             v16i xs = four(rows[v] + c);
@@ -206,7 +207,7 @@ COLI_INLINE void tile_madd(const uint8_t *w, size_t stride, const int8_t *const 
     EACH (i, nb)
         EACH (v, nv) acc[i][v] = first ? (v16i){ 0 } : sums[i][v];
     for (uint32_t c = 0; c < 2 * n; c += 8, w += 64) {
-        ahead.p = fetch(ahead.p) + ahead.rate;
+        if (ahead.rate) ahead.p = fetch(ahead.p) + ahead.rate; /* for nothing it would cost a tenth of one token's speed */
         EACH (half, 2) {
             EACH (i, nb) {
                 v16i all = step(w + (size_t)i * stride);
@@ -257,6 +258,39 @@ TILES_OF(tile_words, NO_ATTRIBUTE, 2, tile_madd, 2)
 TILES_OF(tile_words, NO_ATTRIBUTE, 3, tile_madd, 3)
 TILES_OF(tile_words, NO_ATTRIBUTE, 4, tile_madd, 4)
 TILE_TABLE(tile_words)
+
+/* ---- One token's q8: eight blocks are read side by side ---- */
+
+#define WIDE 8          /* streams of 4 KiB pages hide each other's page walks */
+#define PAGE_AHEAD 4096 /* bytes: now and then a line of the next page is asked for, so that its walk is over in time */
+
+TARGET_VNNI COLI_INLINE void wide_vnni(const uint8_t *w, size_t stride, const int8_t *const *x, uint32_t n,
+                                       v16i (*sums)[MAX_VECTORS], const int nv) {
+    v16i acc[WIDE][2];
+    EACH (i, WIDE)
+        EACH (v, nv) acc[i][v] = (v16i){ 0 };
+    for (uint32_t c = 0; c < n; c += 64, w += 1024) {
+        EACH (i, WIDE) __builtin_prefetch(w + (size_t)i * stride + PAGE_AHEAD);
+        EACH (j, 16) {
+            v16i xs[2];
+            EACH (v, nv) xs[v] = four(x[v] + c + j * 4);
+            EACH (i, WIDE) {
+                v16i weights = step(w + (size_t)i * stride + j * 64) ^ BYTES(128);
+                EACH (v, nv) acc[i][v] = dot_vnni(acc[i][v], weights, xs[v]);
+            }
+        }
+    }
+    EACH (i, WIDE)
+        EACH (v, nv) sums[i][v] = acc[i][v];
+}
+
+TARGET_VNNI static void wide_1(const uint8_t *w, size_t stride, const int8_t *const *x, uint32_t n, v16i (*sums)[MAX_VECTORS]) {
+    wide_vnni(w, stride, x, n, sums, 1);
+}
+
+TARGET_VNNI static void wide_2(const uint8_t *w, size_t stride, const int8_t *const *x, uint32_t n, v16i (*sums)[MAX_VECTORS]) {
+    wide_vnni(w, stride, x, n, sums, 2);
+}
 
 /* ---- The product ---- */
 
@@ -349,6 +383,20 @@ static ahead_t part_after(const part_t *p, uint32_t most_k) {
     return (ahead_t){ m->w + b * m->block_bytes + (size_t)(c / 128) * p->scheme->piece, nb * bytes };
 }
 
+/* One or two vectors, eight blocks at a time, while there are as many. */
+static void wide_parts(part_t *p) {
+    const coli_matmul_t *m = p->m;
+    const int8_t *x[MAX_VECTORS];
+    int32_t excess[MAX_VECTORS];
+    v16i sums[WIDE][MAX_VECTORS];
+    uint32_t vectors = m->n_tokens * m->x->bits / 8;
+    gather_vectors(p, 0, m->n_tokens, x, excess);
+    for (; m->n_blocks - p->b >= WIDE; p->b += WIDE) {
+        (vectors == 1 ? wide_1 : wide_2)(m->w + p->b * m->block_bytes, m->block_bytes, x, m->k, sums);
+        finish_sums(m, p->b, 0, sums, excess, WIDE, m->n_tokens);
+    }
+}
+
 static void integer_product(const coli_matmul_t *m, const scheme_t *scheme) {
     part_t p = { .scheme = scheme, .m = m, .panel = m->scratch, .words = m->scratch };
     if (scheme->stream) p.words += SUPERBLOCK * PANEL_STRIDE;
@@ -358,6 +406,7 @@ static void integer_product(const coli_matmul_t *m, const scheme_t *scheme) {
     uint32_t room = (uint32_t)((size_t)(p.panel + COLI_KERNEL_SCRATCH - sums) / sizeof *p.sums) * most;
     bool once = m->n_tokens <= most; /* neither a panel nor sums need room */
     uint32_t most_k = once && !(scheme->words && !scheme->stream) ? m->k : PANEL_K;
+    if (!scheme->stream && !scheme->words && m->n_tokens * m->x->bits <= 16) wide_parts(&p);
     for (; p.b < m->n_blocks; p.b += p.nb) {
         p.nb = COLI_MIN(SUPERBLOCK, m->n_blocks - p.b);
         for (uint32_t t = 0, n; t < m->n_tokens; t += n) {
