@@ -96,7 +96,8 @@ const tools = [_]Tool{
 };
 
 const c_flags = [_][]const u8{ "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=off" };
-const library_flags = c_flags ++ [_][]const u8{ "-fvisibility=hidden", "-DCOLIBRI_BUILD" };
+/// No unrolling but what the source asks for: the kernels are unrolled by hand, the rest is not hot.
+const library_flags = c_flags ++ [_][]const u8{ "-fvisibility=hidden", "-DCOLIBRI_BUILD", "-fno-unroll-loops" };
 
 pub fn build(b: *std.Build) void {
     const query = oldGlibc(b, b.standardTargetOptionsQueryOnly(.{ .default_target = .{ .cpu_model = .baseline } }));

@@ -194,7 +194,7 @@ typedef void (*attend_fn)(const query_tile_t *tile);
 
 /* attend[n] takes n queries, for the n named here. */
 COLI_INLINE void attention_tiles(const coli_attention_t *a, const attend_fn *attend) {
-    static const uint8_t sizes[] = { 0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 8 }; /* of the next tile, by queries left */
+    static const uint8_t sizes[] = { 0, 1, 2, 2, 4, 4, 6, 6, 4, 6, 6, 6 }; /* of the next tile, by queries left */
     uint32_t queries = a->n_tokens * a->n_heads;
     for (uint32_t i = 0, n; i < queries; i += n) {
         query_tile_t tile;
@@ -222,23 +222,20 @@ APART(q8)
 #  define ATTEND_ALL(type)     \
       ATTEND(type, 1, 4, 4)    \
       ATTEND(type, 2, 4, 4)    \
-      ATTEND(type, 3, 4, 4)    \
       ATTEND(type, 4, 4, 4)    \
       ATTEND(type, 6, 4, 4)    \
-      ATTEND(type, 8, 3, 2)    \
       ATTEND(type, 12, 2, 2)
 #  define ATTEND_TABLE(type)                                                                                          \
-      { [1] = attend_##type##_1, [2] = attend_##type##_2, [3] = attend_##type##_3,  [4] = attend_##type##_4, \
-        [6] = attend_##type##_6, [8] = attend_##type##_8, [12] = attend_##type##_12 }
+      { [1] = attend_##type##_1, [2] = attend_##type##_2, [4] = attend_##type##_4, \
+        [6] = attend_##type##_6, [12] = attend_##type##_12 }
 #else
 #  define ATTEND_ALL(type)     \
       ATTEND(type, 1, 4, 4)    \
       ATTEND(type, 2, 2, 2)    \
-      ATTEND(type, 3, 2, 2)    \
       ATTEND(type, 4, 1, 1)    \
       ATTEND(type, 6, 1, 1)
 #  define ATTEND_TABLE(type)                                                                                          \
-      { [1] = attend_##type##_1, [2] = attend_##type##_2, [3] = attend_##type##_3, [4] = attend_##type##_4, \
+      { [1] = attend_##type##_1, [2] = attend_##type##_2, [4] = attend_##type##_4, \
         [6] = attend_##type##_6 }
 #endif
 
@@ -268,11 +265,7 @@ COLI_INLINE v16i no_dot(v16i sum, v16i keys, v16i x) {
 
 /* The same with 16-bit numbers: bytes 0 and 2 with those of x_even, 1 and 3 with those of x_odd. */
 COLI_INLINE v16i dot_words(v16i sum, v16i keys, v16i x_even, v16i x_odd) {
-#if defined(__AVX512BW__)
-    v32s even = ((v32s)keys << 8) >> 8, odd = (v32s)keys >> 8;
-    sum += (v16i)_mm512_madd_epi16((__m512i)even, (__m512i)x_even);
-    return sum + (v16i)_mm512_madd_epi16((__m512i)odd, (__m512i)x_odd);
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
     v32s pairs[2] = { ((v32s)keys << 8) >> 8, (v32s)keys >> 8 }, x[2] = { (v32s)x_even, (v32s)x_odd };
     __m256i k[2][2], q[2][2], sums[2];
     memcpy(k, pairs, sizeof k);
@@ -376,23 +369,19 @@ COLI_INLINE void score_tile_q8(const query_tile_t *tile, dot_fn dot, const int w
 #  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
       ATTEND_Q8(variant, attribute, dot, way, 1, 1, 4, 4)     \
       ATTEND_Q8(variant, attribute, dot, way, 2, 2, 4, 4)     \
-      ATTEND_Q8(variant, attribute, dot, way, 3, 3, 2, 4)     \
       ATTEND_Q8(variant, attribute, dot, way, 4, 4, 2, 4)     \
       ATTEND_Q8(variant, attribute, dot, way, 6, 6, 2, 4)     \
-      ATTEND_Q8(variant, attribute, dot, way, 8, 8, 1, 2)     \
       ATTEND_Q8(variant, attribute, dot, way, 12, 12, 1, 2)
 #elif defined(__aarch64__) /* a sum is four registers of 32, and by bytes there are two for each query */
 #  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
       ATTEND_Q8(variant, attribute, dot, way, 1, 1, 2, 4)     \
       ATTEND_Q8(variant, attribute, dot, way, 2, 2, 1, 2)     \
-      ATTEND_Q8(variant, attribute, dot, way, 3, 3, 1, 2)     \
       ATTEND_Q8(variant, attribute, dot, way, 4, 2, 1, 1)     \
       ATTEND_Q8(variant, attribute, dot, way, 6, 3, 1, 1)
 #else
 #  define ATTEND_Q8_ALL(variant, attribute, dot, way)         \
       ATTEND_Q8(variant, attribute, dot, way, 1, 1, 2, 4)     \
       ATTEND_Q8(variant, attribute, dot, way, 2, 2, 1, 2)     \
-      ATTEND_Q8(variant, attribute, dot, way, 3, 3, 1, 2)     \
       ATTEND_Q8(variant, attribute, dot, way, 4, 4, 1, 1)     \
       ATTEND_Q8(variant, attribute, dot, way, 6, 6, 1, 1)
 #endif
@@ -405,7 +394,8 @@ COLI_INLINE void score_tile_q8(const query_tile_t *tile, dot_fn dot, const int w
         attention_tiles(a, attend);                               \
     }
 
-#ifdef COLI_ATTENTION_DOT /* defined by the including file before, if bytes are faster there */
+#if defined(COLI_ATTENTION_Q8_ELSEWHERE) /* the including file makes its own, or takes another's */
+#elif defined(COLI_ATTENTION_DOT) /* defined by the including file before, if bytes are faster there */
 ATTENTION_Q8(q8, , COLI_ATTENTION_DOT, BY_BYTES)
 #else
 ATTENTION_Q8(q8, , no_dot, BY_WORDS)

@@ -240,6 +240,10 @@ static void matmul_q8_vnni(const coli_matmul_t *m) {
         }
 }
 
+void coli_avx2_matmul_q8(const coli_matmul_t *m) { matmul_q8(m); }
+void coli_avx2_matmul_q4(const coli_matmul_t *m) { matmul_q4(m); }
+void coli_avx2_attention_q8(const coli_attention_t *a) { attention_q8(a); }
+
 const coli_kernels_t *coli_kernels_avx2(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_AVX2,

@@ -1,9 +1,10 @@
 /* avx512.c: the kernels for AVX-512 (F, BW, VL, DQ): 16 lanes are one register. There are three tables, which differ in their
- * integer products: without VNNI, with it, with it and VBMI. Compiled with those features except the last two, which marked
+ * integer products: without VNNI those of AVX2, which are no slower there, with it, with it and VBMI. Compiled with those features except the last two, which marked
  * functions alone may use (so that no compiler puts them into the others), and called only where the CPU has them (select.c);
  * nothing but the getters leaves this file. */
 #include <immintrin.h>
 
+#define COLI_ATTENTION_Q8_ELSEWHERE 1
 #include "kernels/attention_body.h"
 #include "kernels/avx512_products.h"
 
@@ -57,7 +58,7 @@ ATTENTION_Q8(q8_vnni, TARGET_VNNI, dot_vnni, BY_FLIPPED)
         return &table;                                                                \
     }
 
-TABLE(coli_kernels_avx512, "avx512", attention_q8, matmul_q8_madd, matmul_q4_madd)
+TABLE(coli_kernels_avx512, "avx512", coli_avx2_attention_q8, coli_avx2_matmul_q8, coli_avx2_matmul_q4)
 TABLE(coli_kernels_avx512_vnni, "avx512 vnni", attention_q8_vnni, matmul_q8_vnni, matmul_q4_vnni)
 TABLE(coli_kernels_avx512_vbmi, "avx512 vnni vbmi", attention_q8_vnni, matmul_q8_vnni, matmul_q4_vbmi)
 

@@ -6,7 +6,6 @@
  *     stream  1 block x 6 vectors of q4, unpacked in registers in the order of memory, and into the panel if more tokens follow
  *
  *     scratch  panel  [4][PANEL_STRIDE]         PANEL_K k of each block as q8 steps (q4)
- *              words  [6][2 * PANEL_K]          activations as 16-bit numbers (without VNNI)
  *              sums   int32 [groups][4][6][16]  of the tokens, six vectors a group, over the k before
  *
  * VNNI sums four products of a lane in one instruction, whose first side is unsigned. So there every weight comes as w + 128,
@@ -22,7 +21,6 @@
 #  define TARGET_VNNI __attribute__((target("avx512vnni")))
 #  define TARGET_VBMI __attribute__((target("avx512vnni,avx512vbmi")))
 #endif
-#define NO_ATTRIBUTE
 
 #define PANEL_K 2048                     /* a panel of 128 KiB stays in the second level of caches */
 #define PANEL_STRIDE (PANEL_K * 16 + 64) /* not a power of two: the four blocks do not meet in the same cache sets */
@@ -72,12 +70,12 @@ TARGET_VBMI COLI_INLINE void q4_vbmi(const uint8_t *piece, uint32_t g, v16i w[4]
 
 /* Without: a shuffle gives level + 18 of each nibble, a 16-bit product two of them times their scale (36 * 7 at most: no
  * carry), and 18 * scale - plus is taken off: level * scale + plus. */
-COLI_INLINE void q4_multiply(const uint8_t *piece, uint32_t g, v16i w[4], const int plus) {
+COLI_INLINE void q4_vnni(const uint8_t *piece, uint32_t g, v16i w[4]) {
     static const int8_t levels[16] = COLI_Q4_LEVELS;
     v64b above;
     EACH (i, 64) above[i] = (uint8_t)(levels[i % 16] + 18);
     v16i scales = (g % 2 ? high_nibbles(step(piece)) : step(piece)) & BYTES(7), nibble = every(BYTES(15));
-    v16i excess = spread((v16i)((v64b)times16(scales, every(0x00120012)) - (uint8_t)plus), g / 2);
+    v16i excess = spread((v16i)((v64b)times16(scales, every(0x00120012)) - (uint8_t)128), g / 2);
     v16i scale = spread(scales, g / 2) & 0x00ff00ff;
     EACH (j, 2) {
         v16i bytes = step(piece + 64 + (size_t)(g * 2 + (uint32_t)j) * 64);
@@ -86,9 +84,6 @@ COLI_INLINE void q4_multiply(const uint8_t *piece, uint32_t g, v16i w[4], const 
         w[2 * j + 1] = (v16i)((v64b)times16(high, scale) - (v64b)excess);
     }
 }
-
-COLI_INLINE void q4_unsigned(const uint8_t *piece, uint32_t g, v16i w[4]) { q4_multiply(piece, g, w, 128); }
-COLI_INLINE void q4_signed(const uint8_t *piece, uint32_t g, v16i w[4]) { q4_multiply(piece, g, w, 0); }
 
 /* ---- Sums of products: acc + those of the bytes of w and x, by fours ---- */
 
@@ -102,15 +97,6 @@ COLI_INLINE v16i four(const int8_t *x) { /* four bytes in every lane */
 
 TARGET_VNNI COLI_INLINE v16i dot_vnni(v16i acc, v16i w, v16i x) {
     return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
-}
-
-COLI_INLINE v16i even_bytes(v16i v) { return (v16i)((v32s)((v32s)v << 8) >> 8); } /* with their signs, as 16 bits */
-COLI_INLINE v16i odd_bytes(v16i v) { return (v16i)((v32s)v >> 8); }
-COLI_INLINE v16i madd(v16i a, v16i b) { return (v16i)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
-
-/* Without VNNI: even and odd bytes as 16-bit numbers, products added in pairs. */
-COLI_INLINE v16i dot_madd(v16i acc, v16i w, v16i x) {
-    return acc + madd(even_bytes(w), even_bytes(x)) + madd(odd_bytes(w), odd_bytes(x));
 }
 
 /* ---- Stream: n k of one q4 block times nv vectors ---- */
@@ -154,15 +140,12 @@ typedef void (*stream_fn)(STREAM_ARGUMENTS);
 #define STREAMS(name, attribute, unpack, dot) \
     STREAM(name, attribute, unpack, dot, 1)   \
     STREAM(name, attribute, unpack, dot, 2)   \
-    STREAM(name, attribute, unpack, dot, 3)   \
     STREAM(name, attribute, unpack, dot, 4)   \
-    STREAM(name, attribute, unpack, dot, 5)   \
     STREAM(name, attribute, unpack, dot, 6)   \
-    static const stream_fn name[MAX_VECTORS] = { name##_1, name##_2, name##_3, name##_4, name##_5, name##_6 };
+    static const stream_fn name[MAX_VECTORS] = { name##_1, name##_2, name##_4, name##_4, name##_6, name##_6 };
 
 STREAMS(stream_q4_vbmi, TARGET_VBMI, q4_vbmi, dot_vnni)
-STREAMS(stream_q4_vnni, TARGET_VNNI, q4_unsigned, dot_vnni)
-STREAMS(stream_q4_madd, NO_ATTRIBUTE, q4_signed, dot_madd)
+STREAMS(stream_q4_vnni, TARGET_VNNI, q4_vnni, dot_vnni)
 
 /* ---- Tiles: n k of nb blocks, `stride` bytes apart, times nv vectors ---- */
 
@@ -198,31 +181,6 @@ TARGET_VNNI COLI_INLINE void tile_vnni(const uint8_t *w, size_t stride, const in
         EACH (v, nv) sums[i][v] = acc[i][v];
 }
 
-/* Activations are words: of every four their even ones, then the odd ones. */
-COLI_INLINE void tile_madd(const uint8_t *w, size_t stride, const int8_t *const *x, uint32_t n, v16i (*sums)[MAX_VECTORS],
-                           bool first, ahead_t ahead, const int nb, const int nv) {
-    v16i acc[SUPERBLOCK][MAX_VECTORS], steps[SUPERBLOCK];
-    const int8_t *rows[MAX_VECTORS];
-    EACH (v, nv) rows[v] = x[v];
-    EACH (i, nb)
-        EACH (v, nv) acc[i][v] = first ? (v16i){ 0 } : sums[i][v];
-    for (uint32_t c = 0; c < 2 * n; c += 8, w += 64) {
-        if (ahead.rate) ahead.p = fetch(ahead.p) + ahead.rate; /* for nothing it would cost a tenth of one token's speed */
-        EACH (half, 2) {
-            EACH (i, nb) {
-                v16i all = step(w + (size_t)i * stride);
-                steps[i] = half ? odd_bytes(all) : even_bytes(all);
-            }
-            EACH (v, nv) {
-                v16i xs = four(rows[v] + c + half * 4);
-                EACH (i, nb) acc[i][v] += madd(steps[i], xs);
-            }
-        }
-    }
-    EACH (i, nb)
-        EACH (v, nv) sums[i][v] = acc[i][v];
-}
-
 #define TILE_ARGUMENTS                                                                                           \
     const uint8_t *w, size_t stride, const int8_t *const *x, uint32_t n, v16i (*sums)[MAX_VECTORS], bool first, ahead_t ahead
 
@@ -242,22 +200,14 @@ typedef void (*tile_fn)(TILE_ARGUMENTS);
 #define TILE_NAMES(name, nb) \
     { name##_##nb##x1, name##_##nb##x2, name##_##nb##x3, name##_##nb##x4, name##_##nb##x5, name##_##nb##x6 }
 #define TILE_TABLE(name)                                                                                              \
-    static const tile_fn name[SUPERBLOCK][MAX_VECTORS] = { TILE_NAMES(name, 1), TILE_NAMES(name, 2), TILE_NAMES(name, 3), \
-                                                           TILE_NAMES(name, 4) };
+    static const tile_fn name[2][MAX_VECTORS] = { TILE_NAMES(name, 1), TILE_NAMES(name, 4) };
 #define VNNI_TILES(name, flip)                           \
     TILES_OF(name, TARGET_VNNI, 1, tile_vnni, flip, 1)   \
-    TILES_OF(name, TARGET_VNNI, 2, tile_vnni, flip, 2)   \
-    TILES_OF(name, TARGET_VNNI, 3, tile_vnni, flip, 3)   \
     TILES_OF(name, TARGET_VNNI, 4, tile_vnni, flip, 4)   \
     TILE_TABLE(name)
 
 VNNI_TILES(tile_signed, BYTES(128)) /* q8 in the file: w + 128 is w with its sign bit flipped */
 VNNI_TILES(tile_unsigned, 0)        /* q4 in a panel */
-TILES_OF(tile_words, NO_ATTRIBUTE, 1, tile_madd, 1)
-TILES_OF(tile_words, NO_ATTRIBUTE, 2, tile_madd, 2)
-TILES_OF(tile_words, NO_ATTRIBUTE, 3, tile_madd, 3)
-TILES_OF(tile_words, NO_ATTRIBUTE, 4, tile_madd, 4)
-TILE_TABLE(tile_words)
 
 /* ---- One token's q8: eight blocks are read side by side ---- */
 
@@ -271,7 +221,7 @@ TARGET_VNNI COLI_INLINE void wide_vnni(const uint8_t *w, size_t stride, const in
         EACH (v, nv) acc[i][v] = (v16i){ 0 };
     for (uint32_t c = 0; c < n; c += 64, w += 1024) {
         EACH (i, WIDE) __builtin_prefetch(w + (size_t)i * stride + PAGE_AHEAD);
-        EACH (j, 16) {
+        for (uint32_t j = 0; j < 16; j++) {
             v16i xs[2];
             EACH (v, nv) xs[v] = four(x[v] + c + j * 4);
             EACH (i, WIDE) {
@@ -297,33 +247,19 @@ TARGET_VNNI static void wide_2(const uint8_t *w, size_t stride, const int8_t *co
 /* How a type is multiplied with one set of instructions. */
 typedef struct scheme {
     const stream_fn *stream;             /* by vectors - 1: unpacks q4; NULL for q8 */
-    const tile_fn (*tile)[MAX_VECTORS];  /* by blocks - 1 and vectors - 1 */
+    const tile_fn (*tile)[MAX_VECTORS];  /* of one block and of four, by vectors - 1 */
     uint32_t piece;                      /* bytes of 16 rows x 128 k */
-    bool words;                          /* without VNNI */
 } scheme_t;
 
 /* Up to four blocks and some k of a product, with all tokens. */
 typedef struct part {
     const scheme_t *scheme;
     const coli_matmul_t *m;
-    uint32_t b, nb, c, n; /* blocks b ... b + nb - 1, k c ... c + n - 1 */
+    uint32_t b, nb, c, n; /* blocks b ... b + nb - 1 (one or four), k c ... c + n - 1 */
     ahead_t ahead;        /* what comes next; rate: all of its bytes */
-    uint8_t *panel, *words;
+    uint8_t *panel;
     v16i (*sums)[SUPERBLOCK][MAX_VECTORS]; /* [groups] */
 } part_t;
-
-/* Rows in the order of tile_madd. */
-static void widen_rows(const part_t *p, const int8_t **x, uint32_t nv) {
-    uint8_t *to = p->words;
-    for (uint32_t v = 0; v < nv; v++, to += 2 * PANEL_K) {
-        for (uint32_t c = 0; c < p->n; c += 64) {
-            v16i bytes = step((const uint8_t *)x[v] + c), e = even_bytes(bytes), o = odd_bytes(bytes);
-            put(to + 2 * c, __builtin_shufflevector(e, o, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-            put(to + 2 * c + 64, __builtin_shufflevector(e, o, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
-        }
-        x[v] = (const int8_t *)to;
-    }
-}
 
 /* Group g of the tokens: nv vectors x. The first one unpacks q4. */
 static void multiply_group(const part_t *p, const int8_t **x, uint32_t nv, uint32_t g, uint32_t groups) {
@@ -333,6 +269,7 @@ static void multiply_group(const part_t *p, const int8_t **x, uint32_t nv, uint3
     v16i(*sums)[MAX_VECTORS] = p->sums[g];
     uint32_t unpacks = scheme->stream != NULL;
     if (unpacks && g == 0) {
+        for (uint32_t v = nv; v < MAX_VECTORS; v++) x[v] = x[0]; /* a stream may take one more than there are */
         for (uint32_t i = 0; i < p->nb; i++)
             scheme->stream[nv - 1](w + i * block_bytes, x, p->n, sums[i], p->c == 0,
                                    groups > 1 ? p->panel + (size_t)i * PANEL_STRIDE : NULL);
@@ -343,9 +280,8 @@ static void multiply_group(const part_t *p, const int8_t **x, uint32_t nv, uint3
         size_t share = p->ahead.rate / (groups - unpacks);
         ahead = (ahead_t){ p->ahead.p + (g - unpacks) * share, share / (p->n / 4) + 1 };
     }
-    if (scheme->words) widen_rows(p, x, nv);
     if (unpacks) w = p->panel, block_bytes = PANEL_STRIDE;
-    scheme->tile[p->nb - 1][nv - 1](w, block_bytes, x, p->n, sums, p->c == 0, ahead);
+    scheme->tile[p->nb == SUPERBLOCK][nv - 1](w, block_bytes, x, p->n, sums, p->c == 0, ahead);
 }
 
 /* The vectors of n tokens from t on, at the part's k, and what flipped signs will have added to their sums. */
@@ -353,10 +289,10 @@ COLI_INLINE void gather_vectors(const part_t *p, uint32_t t, uint32_t n, const i
     const coli_act_t *a = p->m->x;
     for (uint32_t j = 0, v = 0; j < n; j++) {
         size_t row = row_of(p->m, t + j), at = row * a->stride + p->c;
-        excess[v] = p->scheme->words ? 0 : (int32_t)(128u * (uint32_t)a->sum_hi[row]);
+        excess[v] = (int32_t)(128u * (uint32_t)a->sum_hi[row]);
         x[v++] = a->hi + at;
         if (a->bits == 16) {
-            excess[v] = p->scheme->words ? 0 : (int32_t)(128u * (uint32_t)a->sum_lo[row]);
+            excess[v] = (int32_t)(128u * (uint32_t)a->sum_lo[row]);
             x[v++] = a->lo + at;
         }
     }
@@ -374,11 +310,16 @@ static void multiply_part(const part_t *p, uint32_t t, uint32_t end) {
     }
 }
 
+/* Blocks of the part that begins at block b. */
+static uint32_t blocks_at(const coli_matmul_t *m, uint32_t b) {
+    return m->n_blocks - b >= SUPERBLOCK ? SUPERBLOCK : m->n_blocks > b;
+}
+
 /* The weights that the next part reads. */
 static ahead_t part_after(const part_t *p, uint32_t most_k) {
     const coli_matmul_t *m = p->m;
     uint32_t c = p->c + p->n, b = p->b, nb = p->nb;
-    if (c == m->k) c = 0, b += nb, nb = COLI_MIN(SUPERBLOCK, m->n_blocks - b);
+    if (c == m->k) c = 0, b += nb, nb = blocks_at(m, b);
     size_t bytes = (size_t)(COLI_MIN(most_k, m->k - c) / 128) * p->scheme->piece;
     return (ahead_t){ m->w + b * m->block_bytes + (size_t)(c / 128) * p->scheme->piece, nb * bytes };
 }
@@ -398,17 +339,16 @@ static void wide_parts(part_t *p) {
 }
 
 static void integer_product(const coli_matmul_t *m, const scheme_t *scheme) {
-    part_t p = { .scheme = scheme, .m = m, .panel = m->scratch, .words = m->scratch };
-    if (scheme->stream) p.words += SUPERBLOCK * PANEL_STRIDE;
-    uint8_t *sums = p.words + (scheme->words ? MAX_VECTORS * 2 * PANEL_K : 0);
+    part_t p = { .scheme = scheme, .m = m, .panel = m->scratch };
+    uint8_t *sums = p.panel + (scheme->stream ? SUPERBLOCK * PANEL_STRIDE : 0);
     p.sums = (v16i(*)[SUPERBLOCK][MAX_VECTORS])(void *)sums;
     uint32_t most = MAX_VECTORS / (m->x->bits / 8); /* tokens of a group */
     uint32_t room = (uint32_t)((size_t)(p.panel + COLI_KERNEL_SCRATCH - sums) / sizeof *p.sums) * most;
     bool once = m->n_tokens <= most; /* neither a panel nor sums need room */
-    uint32_t most_k = once && !(scheme->words && !scheme->stream) ? m->k : PANEL_K;
-    if (!scheme->stream && !scheme->words && m->n_tokens * m->x->bits <= 16) wide_parts(&p);
+    uint32_t most_k = once ? m->k : PANEL_K;
+    if (!scheme->stream && m->n_tokens * m->x->bits <= 16) wide_parts(&p);
     for (; p.b < m->n_blocks; p.b += p.nb) {
-        p.nb = COLI_MIN(SUPERBLOCK, m->n_blocks - p.b);
+        p.nb = blocks_at(m, p.b);
         for (uint32_t t = 0, n; t < m->n_tokens; t += n) {
             n = group_size(m->n_tokens, t, room);
             for (p.c = 0; p.c < m->k; p.c += p.n) {
@@ -425,10 +365,8 @@ static void integer_product(const coli_matmul_t *m, const scheme_t *scheme) {
         static const scheme_t scheme = { __VA_ARGS__ }; \
         integer_product(m, &scheme);                    \
     }
-PRODUCT(matmul_q8_vnni, NULL, tile_signed, Q8_PIECE, false)
-PRODUCT(matmul_q8_madd, NULL, tile_words, Q8_PIECE, true)
-PRODUCT(matmul_q4_vbmi, stream_q4_vbmi, tile_unsigned, COLIBRI_Q4_PIECE, false)
-PRODUCT(matmul_q4_vnni, stream_q4_vnni, tile_unsigned, COLIBRI_Q4_PIECE, false)
-PRODUCT(matmul_q4_madd, stream_q4_madd, tile_words, COLIBRI_Q4_PIECE, true)
+PRODUCT(matmul_q8_vnni, NULL, tile_signed, Q8_PIECE)
+PRODUCT(matmul_q4_vbmi, stream_q4_vbmi, tile_unsigned, COLIBRI_Q4_PIECE)
+PRODUCT(matmul_q4_vnni, stream_q4_vnni, tile_unsigned, COLIBRI_Q4_PIECE)
 
 #endif

@@ -16,7 +16,7 @@
 const coli_kernels_t *coli_kernels_ref(void);
 const coli_kernels_t *coli_kernels_avx2(void);
 const coli_kernels_t *coli_kernels_avx2_vnni(void);
-const coli_kernels_t *coli_kernels_avx512(void); /* without VNNI */
+const coli_kernels_t *coli_kernels_avx512(void); /* without VNNI: integers are AVX2's */
 const coli_kernels_t *coli_kernels_avx512_vnni(void);
 const coli_kernels_t *coli_kernels_avx512_vbmi(void); /* VNNI and VBMI */
 const coli_kernels_t *coli_kernels_amx(void); /* in avx512.c: its kernels, but the integer products of amx.c */
@@ -24,6 +24,10 @@ const coli_kernels_t *coli_kernels_neon(void); /* any 64-bit ARM */
 const coli_kernels_t *coli_kernels_neon_dotprod(void);
 const coli_kernels_t *coli_kernels_neon_i8mm(void); /* needs both features */
 
+/* Parts of one table that another one takes. */
+void coli_avx2_matmul_q8(const coli_matmul_t *m);
+void coli_avx2_matmul_q4(const coli_matmul_t *m);
+void coli_avx2_attention_q8(const coli_attention_t *a);
 void coli_amx_matmul_q8(const coli_matmul_t *m);
 void coli_amx_matmul_q4(const coli_matmul_t *m);
 

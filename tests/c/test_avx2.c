@@ -22,6 +22,9 @@ static inline __attribute__((always_inline)) __m256i emulated_dpbusd(__m256i acc
 #  undef _mm256_dpbusd_avx_epi32
 #  define _mm256_dpbusd_avx_epi32(acc, a, b) emulated_dpbusd(acc, a, b)
 #  define TARGET_AVX_VNNI
+#  define coli_avx2_matmul_q8 emulated_avx2_matmul_q8
+#  define coli_avx2_matmul_q4 emulated_avx2_matmul_q4
+#  define coli_avx2_attention_q8 emulated_avx2_attention_q8
 #  define coli_kernels_avx2 emulated_avx2 /* the library has the real ones */
 #  define coli_kernels_avx2_vnni emulated_avx2_vnni
 #  include "kernels/avx2.c"
