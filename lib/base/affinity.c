@@ -66,14 +66,16 @@ colibri_status_t coli_affinity(const char *text, uint32_t *num_threads, bool *pi
     if (!*pinned) return COLIBRI_OK;
     if (coli_os_cpus(false, NULL, 0) == 0)
         return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.cpu_affinity: this system ties no threads to CPUs; leave it NULL");
-    if (strcmp(text, "auto") == 0) list.count = (uint32_t)COLI_MIN(coli_os_cpus(true, cpus, COLI_MAX_THREADS), COLI_MAX_THREADS);
+    bool everywhere = strcmp(text, "auto") == 0;
+    if (everywhere)
+        list.count = (uint32_t)COLI_MIN(coli_os_cpus(true, cpus, COLI_MAX_THREADS), COLI_MAX_THREADS);
     else if (!read_list(text, &list))
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.cpu_affinity is \"%.64s\", allowed are none, auto, and a list of different CPUs such as 0,2,4-7",
-                         text);
+                         "config.cpu_affinity is \"%.64s\", allowed are none, auto, or a list of different CPUs as 0,2,4-7", text);
     colibri_status_t status = check_allowed(&list);
     if (status) return status;
-    if (*num_threads == 0) *num_threads = strcmp(text, "auto") == 0 ? (uint32_t)COLI_MIN(coli_os_num_cores(), (int)list.count) : list.count;
+    if (*num_threads == 0)
+        *num_threads = everywhere ? (uint32_t)COLI_MIN(coli_os_num_cores(), (int)list.count) : list.count;
     if (*num_threads > list.count)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.cpu_affinity \"%.64s\" gives %u CPUs for %u threads", text,
                          (unsigned)list.count, (unsigned)*num_threads);

@@ -93,7 +93,8 @@ int coli_os_cpus(bool one_per_core, int32_t *cpus, int most) {
     SYSTEM_LOGICAL_PROCESSOR_INFORMATION cores[256];
     DWORD bytes = sizeof cores;
     DWORD_PTR allowed, all, chosen = 0;
-    if (!GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all) || !GetLogicalProcessorInformation(cores, &bytes)) return 0;
+    if (!GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all) || !GetLogicalProcessorInformation(cores, &bytes))
+        return 0;
     for (DWORD i = 0; i < bytes / sizeof *cores; i++) {
         DWORD_PTR mask = cores[i].Relationship == RelationProcessorCore ? cores[i].ProcessorMask & allowed : 0;
         chosen |= one_per_core ? mask & (~mask + 1) : mask; /* the lowest bit alone */

@@ -199,7 +199,8 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const int32_t *
     uint32_t unpinned = atomic_load(&pool->unpinned);
     if (unpinned != 0) {
         coli_pool_stop(pool);
-        coli_fail(COLIBRI_ERR_THREAD, "the system refused to keep thread %u on CPU %d (cpu_affinity)", unpinned, (int)cpus[unpinned]);
+        coli_fail(COLIBRI_ERR_THREAD, "the system refused to keep thread %u on CPU %d (cpu_affinity)", unpinned,
+                  (int)cpus[unpinned]);
         return NULL;
     }
     return pool;

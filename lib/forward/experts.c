@@ -132,7 +132,8 @@ static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
 }
 
 /* Cut every MLP of the set into equal parts of whole blocks (or pairs of blocks) and run `work` over all of them. */
-static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t multiple, uint32_t most) {
+static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t multiple,
+                      uint32_t most) {
     bool many = set->n_rows >= set->n_mlps * MANY_ROWS;
     set->grain = COLI_MIN(most, coli_block_grain(block_bytes, multiple, many));
     set->parts = (blocks + set->grain - 1) / set->grain;

@@ -13,7 +13,7 @@
 
 #define COLI_TOKEN_TILE 64 /* tokens whose gate and up products are held in one thread's scratch */
 #define COLI_PAIR_TILE 16  /* gate and up block pairs of one work item, at most */
-#define COLI_QUERY_TILE 16 /* queries (tokens x heads of a KV head) that pass over the keys together, where a token has fewer heads */
+#define COLI_QUERY_TILE 16 /* queries (tokens x heads of a KV head) that pass over the keys together, at least one token's */
 #define COLI_HEAD_TILE 16  /* row blocks of the head in one work item */
 
 /* The config, resolved: no defaults left. */

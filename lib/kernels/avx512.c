@@ -1,7 +1,7 @@
 /* avx512.c: the kernels for AVX-512 (F, BW, VL, DQ): 16 lanes are one register. There are three tables, which differ in their
- * integer products: without VNNI those of AVX2, which are no slower there, with it, with it and VBMI. Compiled with those features except the last two, which marked
- * functions alone may use (so that no compiler puts them into the others), and called only where the CPU has them (select.c);
- * nothing but the getters leaves this file. */
+ * integer products: without VNNI those of AVX2, which are no slower there; with it; with it and VBMI. Compiled with those
+ * features except the last two, which marked functions alone may use (so that no compiler puts them into the others), and called
+ * only where the CPU has them (select.c); nothing but the getters leaves this file. */
 #include <immintrin.h>
 
 #define COLI_ATTENTION_Q8_ELSEWHERE 1

@@ -217,7 +217,8 @@ static void compare_products(const coli_kernels_t *ref, const coli_kernels_t *ot
             compare_matmul(ref, other, type, bits, 1152, 2, 17, WIDE); /* and beyond */
             for (uint32_t n_tokens = 1; coli_is_quantised(type) && n_tokens < 30; n_tokens += 28) /* the largest sums */
                 compare_matmul(ref, other, type, bits, COLI_MAX_Q8_K, 1, n_tokens, WIDE);
-            if (coli_is_quantised(type)) compare_matmul(ref, other, type, bits, 2176, 1, MOST_TOKENS, PLAIN); /* parts of tokens */
+            if (coli_is_quantised(type)) /* tokens in parts */
+                compare_matmul(ref, other, type, bits, 2176, 1, MOST_TOKENS, PLAIN);
         }
 }
 
