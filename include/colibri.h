@@ -388,7 +388,7 @@ typedef struct colibri_pack_t {
     uint64_t dst_block_stride; /* bytes from one 16-row block to the next; 0 = contiguous. gate and up use twice the block size */
     float *dst_scale;      /* q8, q4: receives 16 scales for each block; NULL = right after the last contiguous block */
     uint64_t dst_scale_stride; /* floats from one block's scales to the next's; 0 = 16 */
-    double squared_error;  /* out: sum of (w - stored w)^2, in the unrotated space */
+    double squared_error;  /* out: sum of (w - stored w)^2, in the unrotated space. Quantised columns of padding count too */
     double squared_norm;   /* out: sum of w^2 */
 } colibri_pack_t;
 #define COLIBRI_PACK_INIT COLIBRI_INIT_(colibri_pack_t)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -338,14 +339,16 @@ class Words(click.ParamType):
 
     name = "list"
 
-    def __init__(self, known: tuple[str, ...]) -> None:
-        self.known = known
+    def __init__(self, known: tuple[str, ...], may_be_none: bool = False) -> None:
+        self.known, self.may_be_none = known, may_be_none
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Text to a list."""
         if isinstance(value, list):
             return value
-        words = [word.strip() for word in value.split(",") if word.strip() not in ("", "none")]
+        words = [word.strip() for word in value.split(",")]
+        if words == ["none"] and self.may_be_none:
+            return []
         for word in words:
             if word not in self.known:
                 self.fail(f"{word!r} is none of {', '.join(self.known)}", param, ctx)
@@ -383,7 +386,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--types", type=Words(tuple(TYPES)), default=["q8", "q4"], help="q8,q4,bf16,f16,f32 [q8,q4]")
 @click.option("--threads", type=Numbers(), help="numbers of threads [1 and one per processor]")
 @click.option(
-    "--peers", type=Words(PEERS), help=f"{','.join(PEERS)} or none [those installed, without transformers-f32]"
+    "--peers", type=Words(PEERS, True), help=f"{','.join(PEERS)} or none [those installed, without transformers-f32]"
 )
 @click.option("--isa", type=Words(("auto", "ref", "avx2", "avx512", "amx", "neon")), default=["auto"],
               help="instruction sets of libcolibri, each a row [auto]")  # fmt: skip
@@ -411,8 +414,13 @@ COUNT = click.IntRange(min=1)
 def main(outdir: Path, **options: Any) -> None:
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise click.ClickException("--plot needs matplotlib")
-    outdir.mkdir(parents=True, exist_ok=True)
     try:
+        outdir.mkdir(parents=True, exist_ok=True)
+        for file in (options["json"], options["plot"]):
+            if file is not None and not (
+                file.absolute().parent.is_dir() and os.access(file.absolute().parent, os.W_OK)
+            ):
+                raise click.ClickException(f"{file} cannot be written")  # now, not after an hour
         Run(outdir.absolute(), options).all()
     except (colibri.ColibriError, LimitsError, WorkerError, OSError) as error:
         raise click.ClickException(" ".join(str(error).split())) from None

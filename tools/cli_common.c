@@ -29,7 +29,7 @@ typedef struct cli_option_t {
 #define AT(member) offsetof(cli_args_t, member)
 
 static const cli_option_t options[] = {
-    {"--model", "M", OPT_TEXT, BOTH_TOOLS, AT(model), 0, 0, "the .colibri file (required)"},
+    {"--model", "M", OPT_TEXT, BOTH_TOOLS, AT(model), 0, 0, "the .colibri file"},
     {"--limits", NULL, OPT_FLAG, CLI_BENCH, AT(limits), 0, 0, "measure the machine's own limits, without a model"},
     {"--buffer-mb", "N", OPT_INT, CLI_BENCH, AT(buffer_mb), 1, 1 << 20, "that --limits reads [1024, if memory is there]"},
     {"--prompt", "P", OPT_TEXT, CLI_INFER, AT(prompt), 0, 0, "the text to continue"},
@@ -47,7 +47,7 @@ static const cli_option_t options[] = {
     {"--max-batch-size", "B", OPT_INT, CLI_INFER, AT(max_batch_size), 1, 4096, "continue the prompt B times at once [1]"},
     {"--max-seq-len", "N", OPT_INT, CLI_INFER, AT(max_seq_len), 1, INT32_MAX, "room in tokens [what this prompt needs]"},
     {"--top-k", "K", OPT_INT, BOTH_TOOLS, AT(top_k), 1, INT32_MAX, "experts per token (not of sampling) [the model's]"},
-    {"--threads", "T", OPT_INT, BOTH_TOOLS, AT(threads), 0, 256, "0: one per physical core; --limits: all [0]"},
+    {"--threads", "T", OPT_INT, BOTH_TOOLS, AT(threads), 0, 256, "0: one per physical core [0]"},
     {"--affinity", "A", OPT_TEXT, BOTH_TOOLS, AT(affinity), 0, 0, "tie threads to CPUs: none, auto, or as 0,2,4-7 [none]"},
     {"--isa", "I", OPT_TEXT, BOTH_TOOLS, AT(isa), 0, 0, "force an instruction set: ref, avx2, avx512 ... [the best]"},
     {"--kv-dtype", "D", OPT_TEXT, BOTH_TOOLS, AT(kv_dtype), 0, 0, "KV cache: f32, f16, q8 [f32 for f32 files, else f16]"},
@@ -181,7 +181,17 @@ static void arguments_to_utf8(int argc, char **argv) {
 }
 #endif
 
+/* May the option stand beside --limits? */
+static int belongs_to_limits(const cli_option_t *o) {
+    static const char *const names[] = {"--limits", "--buffer-mb", "--repeat", "--threads", "--json", "--version", "--help"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(o->name, names[i]) == 0) return 1;
+    return 0;
+}
+
 int cli_parse(int tool, int argc, char **argv, cli_args_t *args) {
+    const char *other = NULL;
+    int of_limits = 1;
     *args = (cli_args_t){.max_batch_size = 1, .prompt_tokens = 512, .gen_tokens = 64};
     arguments_to_utf8(argc, argv);
     for (int i = 1; i < argc; i++) {
@@ -197,9 +207,11 @@ int cli_parse(int tool, int argc, char **argv, cli_args_t *args) {
         }
         int status = store(tool, o, value, args);
         if (status != CLI_OK) return status;
+        if (!belongs_to_limits(o)) of_limits = 0, other = o->name;
     }
     if (args->help || args->version) return CLI_OK;
-    if (args->limits && args->model != NULL) return cli_usage(tool, "--limits measures the machine: it takes no --model");
+    if (args->limits && !of_limits) return cli_usage(tool, "--limits measures the machine: it takes no %s", other);
+    if (args->buffer_mb != 0 && !args->limits) return cli_usage(tool, "--buffer-mb is an option of --limits");
     if (args->model == NULL && !args->limits) return cli_usage(tool, "--model is missing; see --help");
     return CLI_OK;
 }
@@ -207,7 +219,9 @@ int cli_parse(int tool, int argc, char **argv, cli_args_t *args) {
 static void print_help(int tool) {
     const char *purpose = tool == CLI_INFER ? "Continues a text with a Mixture-of-Experts language model."
                                             : "Measures prefill and decode speed of a model, with pseudo-random tokens.";
-    printf("Usage: %s --model M %s[options]\n%s\n\n", tool_name(tool), tool == CLI_INFER ? "--prompt P " : "", purpose);
+    printf("Usage: %s --model M %s[options]\n", tool_name(tool), tool == CLI_INFER ? "--prompt P " : "");
+    if (tool == CLI_BENCH) printf("       %s --limits [--threads T] [--buffer-mb N] [--repeat R] [--json]\n", tool_name(tool));
+    printf("%s\n\n", purpose);
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const cli_option_t *o = &options[i];
         if (!(o->tools & tool)) continue;

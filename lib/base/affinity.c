@@ -15,7 +15,7 @@ static bool read_cpu(const char **text, int32_t *cpu) {
     if (**text < '0' || **text > '9') return false;
     for (*cpu = 0; **text >= '0' && **text <= '9'; (*text)++) {
         *cpu = *cpu * 10 + (**text - '0');
-        if (*cpu >= MAX_CPU) return false;
+        if (*cpu >= 10 * MAX_CPU) return false; /* not a number that any machine has */
     }
     return true;
 }
@@ -23,7 +23,7 @@ static bool read_cpu(const char **text, int32_t *cpu) {
 static bool add(cpu_list_t *list, int32_t cpu) {
     for (uint32_t i = 0; i < list->count; i++)
         if (list->cpus[i] == cpu) return false;
-    if (list->count == COLI_MAX_THREADS) return false;
+    if (list->count == COLI_MAX_THREADS) return true; /* more than there can be threads: the rest has no use */
     list->cpus[list->count++] = cpu;
     return true;
 }
@@ -54,7 +54,7 @@ static colibri_status_t check_allowed(const cpu_list_t *list) {
         for (int j = 0; j < count && !found; j++) found = allowed[j] == list->cpus[i];
         if (!found)
             return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                             "config.cpu_affinity names CPU %d, which this process may not use (it has %d CPUs)",
+                             "config.cpu_affinity names CPU %d, which this process may not use (it has %d of the machine's)",
                              (int)list->cpus[i], count);
     }
     return COLIBRI_OK;
@@ -71,13 +71,14 @@ colibri_status_t coli_affinity(const char *text, uint32_t *num_threads, bool *pi
         list.count = (uint32_t)COLI_MIN(coli_os_cpus(true, cpus, COLI_MAX_THREADS), COLI_MAX_THREADS);
     else if (!read_list(text, &list))
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.cpu_affinity is \"%.64s\", allowed are none, auto, or a list of different CPUs as 0,2,4-7", text);
+                         "config.cpu_affinity is \"%.*s\", allowed are none, auto, or a list of different CPUs as 0,2,4-7",
+                         coli_fitting(text, 64), text);
     colibri_status_t status = check_allowed(&list);
     if (status) return status;
     if (*num_threads == 0)
         *num_threads = everywhere ? (uint32_t)COLI_MIN(coli_os_num_cores(), (int)list.count) : list.count;
     if (*num_threads > list.count)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.cpu_affinity \"%.64s\" gives %u CPUs for %u threads", text,
-                         (unsigned)list.count, (unsigned)*num_threads);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.cpu_affinity \"%.*s\" has room for %u of %u threads",
+                         coli_fitting(text, 64), text, (unsigned)list.count, (unsigned)*num_threads);
     return COLIBRI_OK;
 }

@@ -32,6 +32,14 @@ colibri_status_t coli_fail(colibri_status_t status, const char *format, ...) {
     return status;
 }
 
+int coli_fitting(const char *text, int most) {
+    int n = 0;
+    while (n < most && text[n]) n++;
+    if (!text[n]) return n;
+    while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) n--;
+    return n;
+}
+
 colibri_status_t colibri_last_status(void) { return last.status; }
 
 const char *colibri_last_error(void) { return last.sentence; }

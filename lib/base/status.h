@@ -8,4 +8,7 @@
  * Sentences name the thing and say what to do; paths and names from outside are cut to fit 511 bytes. */
 colibri_status_t coli_fail(colibri_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Bytes of the longest beginning of `text` (UTF-8) that has at most `most` and ends between characters: for "%.*s". */
+int coli_fitting(const char *text, int most);
+
 #endif

@@ -35,8 +35,8 @@ static colibri_status_t check_unsupported(const colibri_config_t *c) {
     if (c->hugepage_size != 0)
         return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.hugepage_size is not supported in this version: set 0");
     if (c->numa_policy && strcmp(c->numa_policy, "none") != 0)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.numa_policy \"%.64s\" is not supported in this version: use \"none\"",
-                         c->numa_policy);
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.numa_policy \"%.*s\" is not supported in this version: use \"none\"",
+                         coli_fitting(c->numa_policy, 64), c->numa_policy);
     if (c->load_balancing_strategy != 0)
         return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.load_balancing_strategy %d is not supported in this version: set 0",
                          c->load_balancing_strategy);

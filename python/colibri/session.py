@@ -69,6 +69,15 @@ class Generation:
     """
 
 
+def _affinity(value: str | None) -> bytes | None:
+    """The C library's text, or InvalidArgumentError."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or "\0" in value or not value.isascii():
+        raise InvalidArgumentError(f'cpu_affinity is {value!r}; it must be "none", "auto" or a list such as "0,2,4-7"')
+    return value.encode()
+
+
 class Session:
     """One caller's state on a model: ``max_batch_size`` slots, each a sequence with its own KV cache.
 
@@ -138,7 +147,7 @@ class Session:
             kv_dtype=_choice("kv_dtype", kv_dtype, kv_dtypes) if kv_dtype is not None else 0,
             activation_bits=as_int("activation_bits", activation_bits or 0, 0, _INT32_MAX),
             max_chunk_tokens=as_int("max_chunk_tokens", max_chunk_tokens or 0, 0, _INT32_MAX),
-            cpu_affinity=cpu_affinity.encode() if cpu_affinity is not None else None,
+            cpu_affinity=_affinity(cpu_affinity),
         )
         self.top_k: int = config.top_k or info["top_k"]
         self._row_width: int = info["hidden_size"] if outputs == "hidden" else info["vocab_size"]

@@ -449,6 +449,13 @@ def test_interrupting_generation(tiny_model: Path) -> None:
 # ---- Routing and statistics
 
 
+@pytest.mark.parametrize("value", [3, "\udcff", "0\x001", "a" + "é" * 60, "", "0,0", "0-300", "99999"])
+def test_affinity_errors(model: colibri.Model, value: object) -> None:
+    with pytest.raises(colibri.ColibriError, match="cpu_affinity") as caught:
+        session(model, cpu_affinity=value)
+    assert isinstance(caught.value, colibri.InvalidArgumentError | colibri.UnsupportedError)
+
+
 def test_route_tokens(model: colibri.Model) -> None:
     s = session(model, top_k=3)
     hidden = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)

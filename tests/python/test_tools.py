@@ -212,6 +212,9 @@ def test_limits(bench: Tool) -> None:
 def test_limits_usage(bench: Tool, infer: Tool, tiny_model: Path) -> None:
     assert "--limits" in bench.fails("--limits", "--model", tiny_model, status=2)
     assert "--no-such" in bench.fails("--limits", "--no-such", status=2)
+    for option in (["--isa", "ref"], ["--affinity", "x"], ["--kv-dtype", "q8"], ["--prompt-tokens", 3]):
+        assert option[0] in bench.fails("--limits", *option, status=2)
+    assert "--limits" in bench.fails("--model", tiny_model, "--buffer-mb", 8, status=2)
     assert "--buffer-mb" in bench.fails("--limits", "--buffer-mb", 0, status=2)
     assert "--limits" in infer.fails("--limits", status=2)
     if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 1 << 40:

@@ -36,12 +36,15 @@ def build_bench(folder: Path) -> Path:
     if program.is_file() and program.stat().st_mtime > max(path.stat().st_mtime for path in (*sources, library)):
         return program
     copy = folder / "libcolibri.so.0"  # the name that the program asks for
-    shutil.copyfile(library, copy)
+    shutil.copyfile(library, folder / "libcolibri.unfinished")
+    (folder / "libcolibri.unfinished").replace(copy)
     flags = ["-std=gnu11", "-O2", "-pthread", "-I", str(ROOT / "include"), f"-Wl,-rpath,{folder}"]
-    command = [*_compiler(), *flags, *map(str, sources), str(copy), "-lm", "-o", str(program)]
+    unfinished = folder / "colibri-bench.unfinished"
+    command = [*_compiler(), *flags, *map(str, sources), str(copy), "-lm", "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LimitsError(f"colibri-bench does not compile: {done.stderr.strip().splitlines()[-1]}")
+    unfinished.replace(program)
     return program
 
 
@@ -58,7 +61,10 @@ class Limits:
             raise LimitsError(f"cannot run {program}: {error.strerror}") from None
         if done.returncode:
             raise LimitsError(done.stderr.strip() or f"{program} ended with status {done.returncode}")
-        self.values: dict[str, Any] = json.loads(done.stdout)
+        try:
+            self.values: dict[str, Any] = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            raise LimitsError(f"{program} is not colibri-bench: it prints no JSON") from None
 
     def read(self, threads: int) -> float:
         """Bytes per second that so many threads read, whatever the pages; of fewer where so many were not measured."""
