@@ -10,8 +10,6 @@
 #include "forward/router.h"
 #include "model/residency.h"
 
-#define MANY_ROWS 4 /* of an MLP, from which its products are bound by arithmetic and not by reading weights */
-
 /* A set of MLPs of equal size, each with its own tokens: the routed experts, or one shared or dense MLP with all tokens. */
 typedef struct mlp_set {
     colibri_t *s;
@@ -87,8 +85,10 @@ static void requantize_rows(void *argument, uint32_t begin, uint32_t end, uint32
 /* Whoever finishes the last part of a routed expert quantises its rows: no region of its own, no wait for other experts. */
 static void finish_part(mlp_set_t *set, const mlp_job_t *job, uint32_t index, uint32_t thread) {
     if (set->single || !coli_is_quantised(job->mlp.down.dtype)) return;
-    if (atomic_fetch_sub_explicit(&set->s->b.moe.parts_left[index], 1, memory_order_acq_rel) == 1)
-        requantize_rows(set, job->first, job->first + job->count, thread);
+    _Atomic uint32_t *done = &set->s->b.moe.parts_done[index];
+    if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < set->parts) return;
+    atomic_store_explicit(done, 0, memory_order_relaxed); /* for the next layer */
+    requantize_rows(set, job->first, job->first + job->count, thread);
 }
 
 static void gate_up_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
@@ -134,11 +134,8 @@ static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
 /* Cut every MLP of the set into equal parts of whole blocks (or pairs of blocks) and run `work` over all of them. */
 static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t multiple,
                       uint32_t most) {
-    bool many = set->n_rows >= set->n_mlps * MANY_ROWS;
-    set->grain = COLI_MIN(most, coli_block_grain(block_bytes, multiple, many));
+    set->grain = COLI_MIN(most, coli_block_grain(block_bytes, multiple, set->n_rows / set->n_mlps));
     set->parts = (blocks + set->grain - 1) / set->grain;
-    for (uint32_t i = 0; !set->single && i < set->n_mlps; i++)
-        atomic_store_explicit(&set->s->b.moe.parts_left[i], set->parts, memory_order_relaxed);
     coli_pool_run(set->s->pool, work, set, set->n_mlps * set->parts, 1);
 }
 

@@ -49,7 +49,7 @@ static void plan_moe(coli_arena_t *arena, const colibri_file_params *p, const co
     b->moe.token_pair = coli_arena_take(arena, pairs, sizeof(uint32_t));
     b->moe.pair_weight = coli_arena_take(arena, pairs, sizeof(float));
     b->moe.active = coli_arena_take(arena, experts, sizeof(uint32_t));
-    b->moe.parts_left = coli_arena_take(arena, experts, sizeof(uint32_t));
+    b->moe.parts_done = coli_arena_take(arena, experts, sizeof(uint32_t));
     s->counters.experts = coli_arena_take(arena, (uint64_t)p->num_layers * experts, sizeof(colibri_expert_stats_t));
     s->counters.expert_compute_ns = coli_arena_take(arena, experts, sizeof(uint64_t));
 }

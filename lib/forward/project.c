@@ -3,7 +3,7 @@
 
 #define ITEM_BYTES (256u * 1024u) /* of weights, with few tokens */
 #define ITEM_BLOCKS 16             /* with many */
-#define MANY_TOKENS 4
+#define MANY_TOKENS 4              /* from here on products are bound by arithmetic and not by reading weights */
 
 float *coli_thread_scratch(const colibri_t *s, uint32_t thread) { return s->b.thread_scratch + thread * s->thread_stride; }
 
@@ -31,8 +31,8 @@ coli_act_t coli_act_choose(uint32_t dtype, const coli_act_t *quantised, float *x
     return (coli_act_t){.stride = stride, .f32 = x};
 }
 
-uint32_t coli_block_grain(uint64_t block_bytes, uint32_t multiple, bool many_tokens) {
-    uint64_t blocks = many_tokens ? ITEM_BLOCKS : ITEM_BYTES / block_bytes;
+uint32_t coli_block_grain(uint64_t block_bytes, uint32_t multiple, uint32_t tokens) {
+    uint64_t blocks = tokens >= MANY_TOKENS ? ITEM_BLOCKS : ITEM_BYTES / block_bytes;
     return (uint32_t)COLI_MAX(multiple, blocks / multiple * multiple);
 }
 
@@ -67,6 +67,6 @@ void coli_project(colibri_t *s, const coli_matrix_t *m, const coli_act_t *x, uin
                             .y = y,
                             .y_stride = y_stride}};
     uint32_t multiple = s->kernels->geometry[m->dtype].blocks;
-    uint32_t grain = coli_block_grain(m->block_bytes, multiple, n >= MANY_TOKENS);
+    uint32_t grain = coli_block_grain(m->block_bytes, multiple, n);
     coli_pool_run(s->pool, project_blocks, &work, blocks, grain);
 }

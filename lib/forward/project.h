@@ -20,6 +20,6 @@ void coli_project(colibri_t *session, const coli_matrix_t *m, const coli_act_t *
 /* Blocks of a matrix in one work item, a multiple of `multiple`. With few tokens an item is what a core reads in about 16
  * microseconds, so that uneven threads end together; with many it is wide, so that what a kernel prepares of its tokens
  * serves many blocks. Choice of speed only. */
-uint32_t coli_block_grain(uint64_t block_bytes, uint32_t multiple, bool many_tokens);
+uint32_t coli_block_grain(uint64_t block_bytes, uint32_t multiple, uint32_t tokens);
 
 #endif

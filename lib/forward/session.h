@@ -63,7 +63,7 @@ typedef struct coli_moe_plan {
     uint32_t *token_pair;   /* [N][K] pairs of each token, ascending expert */
     float *pair_weight;     /* [N][K] routing weights in the same order */
     uint32_t *active;       /* [num_experts] experts that got tokens, ascending */
-    _Atomic uint32_t *parts_left; /* [num_experts] gate and up parts not yet done, by index into active */
+    _Atomic uint32_t *parts_done; /* [num_experts] gate and up parts done, by index into active; 0 between layers */
     uint32_t n_active;
 } coli_moe_plan_t;
 

@@ -80,7 +80,7 @@ COLI_INLINE void q8_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const i
         excess[v] = 0;
         memcpy(&sums[0][v], acc[v], sizeof sums[0][v]);
     }
-    finish_q8(m, b, t, sums, excess, 1, nt, bits);
+    finish_sums(m, b, t, sums, excess, 1, (uint32_t)nt);
 }
 
 #define Q8_TILE(nt, bits) \
@@ -131,7 +131,7 @@ COLI_INLINE void q4_tile(const coli_matmul_t *m, uint32_t b, uint32_t t, const i
         excess[v] = 0;
         memcpy(&sums[0][v], acc[v], sizeof sums[0][v]);
     }
-    finish_q8(m, b, t, sums, excess, 1, nt, bits);
+    finish_sums(m, b, t, sums, excess, 1, (uint32_t)nt);
 }
 
 /* ---- The choice ---- */
@@ -212,7 +212,7 @@ TARGET_AVX_VNNI COLI_INLINE void q8_tile_vnni(const coli_matmul_t *m, uint32_t b
         }
     }
     EACH (v, nv) memcpy(&sums[0][v], acc[v], sizeof sums[0][v]);
-    finish_q8(m, b, t, sums, excess, 1, nt, bits);
+    finish_sums(m, b, t, sums, excess, 1, (uint32_t)nt);
 }
 
 #define VNNI_TILE(nt, bits)                                                                               \

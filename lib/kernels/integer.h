@@ -5,28 +5,6 @@
 
 #include "kernels/body.h"
 
-/* From the integer sums of a tile [nb][nt * bits / 8][16] (hi, or hi and lo of each token) to y. What a kernel added to every
- * lane of a sum by flipping the weights' signs is in excess[vector]. */
-COLI_INLINE void finish_q8(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i sums[][MAX_VECTORS], const int32_t *excess,
-                           const int nb, const int nt, const int bits) {
-    EACH (j, nt) {
-        float token_scale = m->x->scale[row_of(m, t + (uint32_t)j)];
-        EACH (i, nb) {
-            size_t block = b + (size_t)i;
-            v16f sum;
-            if (bits == 16) {
-                v16i hi = (v16i)((v16u)sums[i][2 * j] - (uint32_t)excess[2 * j]);
-                v16i lo = (v16i)((v16u)sums[i][2 * j + 1] - (uint32_t)excess[2 * j + 1]);
-                sum = fma16(splat(128), __builtin_convertvector(hi, v16f), __builtin_convertvector(lo, v16f));
-            } else {
-                sum = __builtin_convertvector((v16i)((v16u)sums[i][j] - (uint32_t)excess[j]), v16f);
-            }
-            store(m->y + (t + (size_t)j) * m->y_stride + block * LANES,
-                  sum * (load(m->w_scale + block * LANES) * splat(token_scale)));
-        }
-    }
-}
-
 /* The activation rows of a tile in the order of its sums, and 128 times the sum of each. */
 COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[MAX_VECTORS], int32_t excess[MAX_VECTORS],
                            const int nt, const int bits) {
@@ -42,7 +20,8 @@ COLI_INLINE void gather_q8(const coli_matmul_t *m, uint32_t t, const int8_t *x[M
     }
 }
 
-/* finish_q8 for numbers of blocks and tokens that are not constants, and for bits of m->x. */
+/* From the integer sums of a tile [nb][nt * bits / 8][16] (hi, or hi and lo of each token) to y. What a kernel added to every
+ * lane of a sum by flipping the weights' signs is in excess[vector]. */
 COLI_INLINE void finish_sums(const coli_matmul_t *m, uint32_t b, uint32_t t, v16i (*sums)[MAX_VECTORS], const int32_t *excess,
                              uint32_t nb, uint32_t nt) {
     uint32_t per = m->x->bits / 8;
