@@ -19,7 +19,8 @@
  * Threads.  Functions on a model may be called from any number of threads at once. A session is used by one thread at a
  * time (colibri_cancel excepted). Different sessions are independent, also when they share a model.
  *
- * Memory.  After colibri_init, the functions marked [no alloc] neither allocate nor make file or memory system calls.
+ * Memory.  After colibri_init, the functions marked [no alloc] neither allocate nor make file or memory system calls (but for what
+ * STREAM, and MAP with too little memory, need to fetch experts).
  * Buffers that are handed over to get_output and route_tokens (hidden), and the workspace, are 64-byte aligned, else
  * COLIBRI_ERR_ALIGNMENT. Pointers returned by the library stay valid as their comments say and are never freed by the caller.
  *
@@ -232,6 +233,40 @@ typedef enum colibri_log_level_t { COLIBRI_LOG_INFO = 1, COLIBRI_LOG_WARNING = 2
 /* `message` is valid during the call. Called only from colibri_workspace_size and colibri_init, on the caller's thread. */
 typedef void (*colibri_log_fn)(int level, const char *message, void *user_data);
 
+/* Where the weights live. Results are the same bits in every mode. */
+typedef enum colibri_residency_t {
+    COLIBRI_RESIDENCY_DEFAULT = 0, /* STREAM if expert_cache_size is set, HUGE if hugepage_size is set, else MAP */
+    COLIBRI_RESIDENCY_MAP = 1,     /* in the page cache, mapped: nothing is copied, processes share it. Read ahead by init if the
+                                      model fits the memory this process may use; if not, infer tells the system which experts
+                                      come next (madvise). A file truncated or unreadable under the mapping raises SIGBUS:
+                                      see guard_mapping */
+    COLIBRI_RESIDENCY_LOCK = 2,    /* as MAP, and locked there (mlock), the session's own memory too: no page faults after init.
+                                      Where the system refuses (RLIMIT_MEMLOCK): a warning, and MAP. A model stays locked until
+                                      its last reference is closed; a caller's workspace is touched, but left for it to lock */
+    COLIBRI_RESIDENCY_HUGE = 3,    /* all weights copied by init into the workspace, on huge pages where the system gives them: a
+                                      pool of hugepage_size (hugetlbfs), else transparent ones, else ordinary pages; the log and
+                                      colibri_stats say which. Page faults none, SIGBUS impossible */
+    COLIBRI_RESIDENCY_STREAM = 4,  /* routed experts stay in the file; expert_cache_size of them are cached in the workspace, the
+                                      other weights are copied there by init. Missing experts are read while those there are
+                                      computed, likely ones of the next layer ahead of time. SIGBUS impossible; a read that fails
+                                      is COLIBRI_ERR_IO of that infer, and the next one tries again */
+    COLIBRI_RESIDENCY_COUNT_ = 5
+} colibri_residency_t;
+
+/* Bounds how many tokens one expert computes, and with that the worst case of prefill. CHANGES RESULTS, and makes them depend
+ * on what is computed together. In each layer, of the n tokens computed together (at most max_chunk_tokens, in order of slot,
+ * then position) every expert takes at most C = max(1, ceil(capacity_factor * n * top_k / num_experts)) token-expert pairs (GShard,
+ * arXiv 2006.16668; Switch, arXiv 2101.03961). Pairs are admitted in order of token, and of one token most likely expert first.
+ * n = 1 never exceeds C = 1, so decoding one slot is not changed. Counted in colibri_stats. colibri_route_tokens is not affected. */
+typedef enum colibri_load_balancing_t {
+    COLIBRI_BALANCE_NONE = 0,
+    COLIBRI_BALANCE_SOFT_CAPACITY = 1, /* a pair whose expert is full moves to the token's most likely expert that is neither full
+                                          nor already the token's; the weights are then those that the router gives to
+                                          the token's experts as they now are. Without such an expert it is dropped */
+    COLIBRI_BALANCE_HARD_CAPACITY = 2  /* a pair whose expert is full is dropped: it adds nothing, and the token's other weights
+                                          stay what they were */
+} colibri_load_balancing_t;
+
 typedef struct colibri_config_t {
     uint32_t struct_size;
     int32_t device_id;           /* must be 0: this library runs on the CPU */
@@ -251,10 +286,17 @@ typedef struct colibri_config_t {
     void *workspace;             /* bring your own memory: 64-byte aligned, owned by the caller, untouched after colibri_free */
     size_t workspace_size;       /* its bytes, at least colibri_workspace_size's answer; 0: exactly that many, on the caller's
                                     word. No workspace (NULL): one allocation in init */
-    uint64_t expert_cache_size;  /* must be 0 in this version: experts are mapped */
-    uint64_t hugepage_size;      /* must be 0 in this version */
-    const char *numa_policy;     /* NULL or "none" in this version */
-    int32_t load_balancing_strategy; /* 0 (none) in this version */
+    uint64_t expert_cache_size;  /* STREAM: below 1,048,576 that many experts of all layers together, else bytes. At least 2
+                                    experts. 0: a quarter of the model's. An error in other modes */
+    uint64_t hugepage_size;      /* HUGE: 0, 2097152 or 1073741824 (bytes; 1 GiB pages come from a reserved pool alone). An error
+                                    in other modes */
+    const char *numa_policy;     /* where weights lie on machines with several memory nodes. NULL or "none": where the system puts
+                                    them. "interleave": routed expert e on node e mod the number of nodes, other weights page by
+                                    page. A list such as "0-15:0,16-31:1": layers 0 to 15 on node 0 ...; every layer once.
+                                    Other than "none", threads are tied to nodes, in equal shares, unless cpu_affinity ties them
+                                    to CPUs, and take the experts of their own node first. On a machine with one node everything
+                                    is on it, and the log says so */
+    int32_t load_balancing_strategy; /* colibri_load_balancing_t */
     int32_t reserved0;           /* 0 */
     colibri_log_fn log;          /* NULL: silent */
     void *log_user_data;
@@ -262,10 +304,20 @@ typedef struct colibri_config_t {
                                     own. A list such as "0,2,4-7": thread i stays on its i-th CPU; num_threads 0 then means all
                                     of the list. Thread 0 is the caller's own and is left alone: the host may tie it to the
                                     first CPU. A CPU that may not be used is an error. Not on macOS (COLIBRI_ERR_UNSUPPORTED) */
+    int32_t residency;           /* colibri_residency_t */
+    float capacity_factor;       /* of load_balancing_strategy, above 0, at most 1024; 0: 1.25. An error without a strategy */
+    const char *expert_profile;  /* NULL, or a file of colibri_save_profile: which experts are used how often. STREAM: the most
+                                    used ones are in the cache when init returns. The file must be of the same model */
+    int32_t guard_mapping;       /* 1: MAP and LOCK survive a mapped file that is truncated or cannot be read: a process-wide
+                                    handler of SIGBUS is installed (once, by init) that puts zeros in place of this model's lost pages
+                                    and hands other faults on to the handler before it. The call then ends with COLIBRI_ERR_IO, and so do
+                                    all later ones on that model. 0: no handler, and such a file ends the process */
+    int32_t reserved1;           /* 0 */
 } colibri_config_t;
 #define COLIBRI_CONFIG_INIT COLIBRI_INIT_(colibri_config_t)
 
-/* Exact bytes of workspace that colibri_init will use for this config on this machine (num_threads 0 is resolved here too). */
+/* Exact bytes of workspace that colibri_init will use for this config on this machine (num_threads 0 is resolved here too),
+ * weights of HUGE and cache of STREAM included. */
 COLIBRI_API colibri_status_t colibri_workspace_size(const colibri_config_t *config, size_t *bytes);
 /* Create a session: maps the model if given by path, takes the workspace, starts the threads. NULL on failure. */
 COLIBRI_API colibri_t *colibri_init(const colibri_config_t *config);
@@ -278,7 +330,8 @@ COLIBRI_API const colibri_model_t *colibri_model(const colibri_t *ctx); /* valid
  * Errors: COLIBRI_ERR_TOKEN, COLIBRI_ERR_SLOT_FULL, COLIBRI_ERR_INVALID_ARGUMENT (also if every length is 0). [no alloc] */
 COLIBRI_API colibri_status_t colibri_set_input(colibri_t *ctx, const int32_t *tokens, const int32_t *lengths, int32_t batch);
 /* Run them and append them to their slots. On COLIBRI_ERR_CANCELLED no slot has changed. On COLIBRI_ERR_NOT_FINITE the slots
- * that colibri_slot_status names have not changed and the others have, with valid output. The input is used up. [no alloc] */
+ * that colibri_slot_status names have not changed and the others have, with valid output. COLIBRI_ERR_IO: weights could not be
+ * read (STREAM; MAP and LOCK with guard_mapping); no slot has changed. The input is used up. [no alloc] */
 COLIBRI_API colibri_status_t colibri_infer(colibri_t *ctx);
 /* Copy (LAST, HIDDEN) or compute (ALL: the head runs here, straight into `output`) the results of the latest infer.
  * `output`: float, row-major, unpadded rows, 64-byte aligned; `bytes` at least colibri_output_size. In LAST, the row of an
@@ -331,6 +384,8 @@ COLIBRI_API colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, 
 
 /* ---- Statistics --------------------------------------------------------------------------------------------------------- */
 
+#define COLIBRI_HISTOGRAM 28
+
 typedef struct colibri_stats_t {
     uint32_t struct_size;
     int32_t num_threads;
@@ -349,20 +404,65 @@ typedef struct colibri_stats_t {
     uint64_t experts_ns;         /* routed and shared experts and dense MLPs */
     uint64_t head_ns;
     uint64_t weight_bytes;       /* weight bytes read, each expert once per call and chunk that used it */
+    int32_t residency;           /* colibri_residency_t in effect: MAP where LOCK was refused */
+    int32_t guarded;             /* 1: guard_mapping is in effect */
+    uint64_t hugepage_size;      /* bytes of a page of the weights where huge pages were given, else 0 */
+    uint64_t hugepage_bytes;     /* weights (and cache) that lie on such pages, as the system said after init */
+    int32_t hugepage_pool;       /* 1: they come from a reserved pool (hugetlbfs), 0: they are transparent ones */
+    int32_t direct_io;           /* STREAM: 1: reads bypass the page cache (O_DIRECT) */
+    int32_t numa_nodes;          /* memory nodes that weights were spread over; 0: no policy */
+    int32_t memory_short;        /* MAP: 1: the model is larger than the memory this process may use, experts come from disk */
+    uint64_t cache_experts;      /* STREAM: experts the cache has room for */
+    uint64_t cache_pinned;       /* of them, held for being used often */
+    uint64_t cache_hits;         /* experts that were there when a layer needed them; a hit or miss is counted once per layer and */
+    uint64_t cache_misses;       /* chunk. Misses had to be read while the layer waited */
+    uint64_t cache_hits_ahead;   /* hits that look-ahead had read or begun to read */
+    uint64_t read_bytes;         /* read from the file since init or stats_reset, look-ahead included */
+    uint64_t read_bytes_ahead;   /* of them by look-ahead */
+    uint64_t read_wait_ns;       /* threads' time spent waiting for reads, summed */
+    uint64_t ahead_predicted;    /* experts that look-ahead expected, whether read or there already, in calls with one token */
+    uint64_t ahead_correct;      /* of them, chosen by their layer */
+    uint64_t repeat_correct;     /* chosen experts of the same calls and layers that the layer's token before had chosen too */
+    uint64_t capacity_moved;     /* token-expert pairs that load balancing moved */
+    uint64_t capacity_dropped;   /* and dropped */
+    uint64_t infer_histogram[COLIBRI_HISTOGRAM]; /* calls of infer by duration: [i] took at most 2^i microseconds and more than
+                                    2^(i-1); the last one has all longer ones */
+    uint64_t read_histogram[COLIBRI_HISTOGRAM];  /* reads of one expert, likewise */
 } colibri_stats_t;
 #define COLIBRI_STATS_INIT COLIBRI_INIT_(colibri_stats_t)
 COLIBRI_API colibri_status_t colibri_stats(const colibri_t *ctx, colibri_stats_t *stats); /* since init or stats_reset [no alloc] */
 
+typedef enum colibri_place_t {
+    COLIBRI_PLACE_DISK = 0,   /* STREAM: in the file alone */
+    COLIBRI_PLACE_MAPPED = 1, /* MAP: in the page cache, if the system keeps it there */
+    COLIBRI_PLACE_LOCKED = 2,
+    COLIBRI_PLACE_MEMORY = 3, /* HUGE: in the workspace */
+    COLIBRI_PLACE_CACHED = 4, /* STREAM: in the cache, or on its way there */
+    COLIBRI_PLACE_PINNED = 5  /* STREAM: in the cache and held there */
+} colibri_place_t;
+
 typedef struct colibri_expert_stats_t {
     uint64_t tokens;     /* routed to it */
     uint64_t calls;      /* chunks in which it had at least one token */
-    uint64_t load_ns;    /* spent getting its weights (0 while experts are mapped: the page cache loads inside compute) */
+    uint64_t load_ns;    /* STREAM: from asking for its reads to having them, summed (0 in other modes: MAP loads inside compute) */
     uint64_t compute_ns; /* gate, up and down products, summed over threads */
     uint64_t merge_ns;   /* its share, by tokens, of the weighted sum */
+    uint64_t hits;       /* chunks that found it in memory; in other modes than STREAM all do */
+    uint64_t misses;     /* chunks that waited for its read */
+    uint64_t bytes_read; /* from the file, look-ahead included */
+    int32_t place;       /* colibri_place_t, now */
+    int32_t node;        /* memory node it was placed on; -1: no numa_policy */
 } colibri_expert_stats_t;
 /* rows [num_experts] of one layer; capacity in rows. A dense layer is COLIBRI_ERR_INVALID_ARGUMENT. [no alloc] */
 COLIBRI_API colibri_status_t colibri_expert_stats(const colibri_t *ctx, int32_t layer, colibri_expert_stats_t *rows, size_t capacity);
 COLIBRI_API void colibri_stats_reset(colibri_t *ctx);
+/* All of it as text in the Prometheus exposition format (0.0.4), UTF-8, not zero-terminated: counters, gauges and histograms
+ * named colibri_*, experts with the labels layer and expert. *bytes receives the size, also when capacity is too small (then
+ * COLIBRI_ERR_BUFFER_TOO_SMALL; text may be NULL if capacity is 0). [no alloc] */
+COLIBRI_API colibri_status_t colibri_metrics(const colibri_t *ctx, char *text, size_t capacity, size_t *bytes);
+/* Write how often each expert was used (decayed counts) to a small file, for config.expert_profile of later sessions on the same
+ * model. In any residency. Written beside the target and renamed: on failure the old file stays. Temporary memory: malloc. */
+COLIBRI_API colibri_status_t colibri_save_profile(const colibri_t *ctx, const char *path);
 
 /* ---- Writing files: what converters need from C -------------------------------------------------------------------------- */
 

@@ -409,3 +409,16 @@ colibri_status_t colibri_expert_stats(const colibri_t *ctx, int32_t layer, colib
 void colibri_stats_reset(colibri_t *ctx) {
     if (ctx) coli_stats_reset(ctx);
 }
+
+colibri_status_t colibri_metrics(const colibri_t *ctx, char *text, size_t capacity, size_t *bytes) {
+    REQUIRE(ctx);
+    REQUIRE(bytes);
+    (void)text, (void)capacity;
+    return coli_fail(COLIBRI_ERR_UNSUPPORTED, "metrics are not there yet");
+}
+
+colibri_status_t colibri_save_profile(const colibri_t *ctx, const char *path) {
+    REQUIRE(ctx);
+    REQUIRE(path);
+    return coli_fail(COLIBRI_ERR_UNSUPPORTED, "profiles are not there yet");
+}

@@ -34,7 +34,7 @@
 /* ---- Files ----------------------------------------------------------------------------------------------------------- */
 
 /* Instead of strerror, whose text depends on the locale and whose buffer is shared between threads. */
-static const char *reason(int error) {
+const char *coli_os_reason(int error) {
     switch (error) {
         case EACCES: return "permission denied";
         case EPERM: return "operation not permitted";
@@ -51,34 +51,45 @@ static const char *reason(int error) {
     }
 }
 
-static colibri_status_t map_descriptor(int descriptor, const char *path, coli_file_map_t *map) {
+static colibri_status_t examine(int descriptor, const char *path, coli_file_t *file) {
     struct stat about;
     if (fstat(descriptor, &about) != 0)
-        return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s': %s (errno %d)", path, reason(errno), errno);
+        return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s': %s (errno %d)", path, coli_os_reason(errno), errno);
     if (S_ISDIR(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory; expected a .colibri file", path);
     if (!S_ISREG(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is not a regular file", path);
     if (about.st_size <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty; expected a .colibri file", path);
-    if ((uint64_t)about.st_size > SIZE_MAX / 2)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' is larger than this machine's address space", path);
-    void *data = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, descriptor, 0);
-    if (data == MAP_FAILED) return coli_fail(COLIBRI_ERR_IO, "cannot map '%.300s': %s (errno %d)", path, reason(errno), errno);
-    map->data = data;
-    map->size = (uint64_t)about.st_size;
+    *file = (coli_file_t){descriptor, (uint64_t)about.st_size, 1};
     return COLIBRI_OK;
 }
 
-colibri_status_t coli_os_map(const char *path, coli_file_map_t *map) {
+colibri_status_t coli_os_open(const char *path, coli_file_t *file) {
     int descriptor;
     /* O_NONBLOCK: a named pipe must give an error, not wait for a writer. It changes nothing for regular files. */
     do descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     while (descriptor < 0 && errno == EINTR);
     if (descriptor < 0) {
         if (errno == ENOENT || errno == ENOTDIR) return coli_fail(COLIBRI_ERR_NOT_FOUND, "there is no file '%.300s'", path);
-        return coli_fail(COLIBRI_ERR_IO, "cannot open '%.300s': %s (errno %d)", path, reason(errno), errno);
+        return coli_fail(COLIBRI_ERR_IO, "cannot open '%.300s': %s (errno %d)", path, coli_os_reason(errno), errno);
     }
-    colibri_status_t status = map_descriptor(descriptor, path, map);
-    close(descriptor);
+    colibri_status_t status = examine(descriptor, path, file);
+    if (status) close(descriptor);
     return status;
+}
+
+void coli_os_close(coli_file_t *file) {
+    if (file->handle >= 0) close((int)file->handle);
+    file->handle = -1;
+}
+
+colibri_status_t coli_os_map(const coli_file_t *file, const char *path, coli_file_map_t *map) {
+    if (file->size > SIZE_MAX / 2)
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' is larger than this machine's address space", path);
+    void *data = mmap(NULL, (size_t)file->size, PROT_READ, MAP_SHARED, (int)file->handle, 0);
+    if (data == MAP_FAILED)
+        return coli_fail(COLIBRI_ERR_IO, "cannot map '%.300s': %s (errno %d)", path, coli_os_reason(errno), errno);
+    map->data = data;
+    map->size = file->size;
+    return COLIBRI_OK;
 }
 
 void coli_os_unmap(coli_file_map_t *map) {

@@ -40,6 +40,9 @@ static colibri_status_t check_unsupported(const colibri_config_t *c) {
     if (c->load_balancing_strategy != 0)
         return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.load_balancing_strategy %d is not supported in this version: set 0",
                          c->load_balancing_strategy);
+    if (c->residency != 0 || c->capacity_factor != 0 || c->expert_profile || c->guard_mapping != 0)
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.residency, capacity_factor, expert_profile and guard_mapping are not there yet");
+    if (c->reserved1 != 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.reserved1 is %d, it must be 0", c->reserved1);
     if (c->reserved0 != 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.reserved0 is %d, it must be 0", c->reserved0);
     return COLIBRI_OK;
 }

@@ -46,18 +46,17 @@ static void destroy(colibri_model_t *model) {
     free(model->weights.layers);
     free(model->path);
     coli_os_unmap(&model->map);
+    coli_os_close(&model->file);
     free(model);
 }
 
 colibri_status_t coli_model_open(const char *path, colibri_model_t **model) {
     colibri_model_t *m = calloc(1, sizeof *m);
     if (m == NULL) return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the model object");
-    colibri_status_t status = coli_os_map(path, &m->map);
-    if (status != COLIBRI_OK) {
-        free(m);
-        return status;
-    }
-    status = fill(m, path);
+    m->file.handle = -1;
+    colibri_status_t status = coli_os_open(path, &m->file);
+    if (status == COLIBRI_OK) status = coli_os_map(&m->file, path, &m->map);
+    if (status == COLIBRI_OK) status = fill(m, path);
     if (status != COLIBRI_OK) {
         destroy(m);
         return status;

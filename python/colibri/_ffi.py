@@ -82,6 +82,26 @@ COLIBRI_OUTPUT_LAST = 0
 COLIBRI_OUTPUT_ALL = 1
 COLIBRI_OUTPUT_HIDDEN = 2
 
+COLIBRI_RESIDENCY_DEFAULT = 0
+COLIBRI_RESIDENCY_MAP = 1
+COLIBRI_RESIDENCY_LOCK = 2
+COLIBRI_RESIDENCY_HUGE = 3
+COLIBRI_RESIDENCY_STREAM = 4
+COLIBRI_RESIDENCY_COUNT_ = 5
+
+COLIBRI_BALANCE_NONE = 0
+COLIBRI_BALANCE_SOFT_CAPACITY = 1
+COLIBRI_BALANCE_HARD_CAPACITY = 2
+
+COLIBRI_PLACE_DISK = 0
+COLIBRI_PLACE_MAPPED = 1
+COLIBRI_PLACE_LOCKED = 2
+COLIBRI_PLACE_MEMORY = 3
+COLIBRI_PLACE_CACHED = 4
+COLIBRI_PLACE_PINNED = 5
+
+COLIBRI_HISTOGRAM = 28
+
 COLIBRI_LOG_INFO = 1
 COLIBRI_LOG_WARNING = 2
 
@@ -193,6 +213,11 @@ class colibri_config_t(_Sized):
         ("log", colibri_log_fn),
         ("log_user_data", c_void_p),
         ("cpu_affinity", c_char_p),
+        ("residency", c_int32),
+        ("capacity_factor", c_float),
+        ("expert_profile", c_char_p),
+        ("guard_mapping", c_int32),
+        ("reserved1", c_int32),
     ]
 
 
@@ -228,6 +253,29 @@ class colibri_stats_t(_Sized):
         ("experts_ns", c_uint64),
         ("head_ns", c_uint64),
         ("weight_bytes", c_uint64),
+        ("residency", c_int32),
+        ("guarded", c_int32),
+        ("hugepage_size", c_uint64),
+        ("hugepage_bytes", c_uint64),
+        ("hugepage_pool", c_int32),
+        ("direct_io", c_int32),
+        ("numa_nodes", c_int32),
+        ("memory_short", c_int32),
+        ("cache_experts", c_uint64),
+        ("cache_pinned", c_uint64),
+        ("cache_hits", c_uint64),
+        ("cache_misses", c_uint64),
+        ("cache_hits_ahead", c_uint64),
+        ("read_bytes", c_uint64),
+        ("read_bytes_ahead", c_uint64),
+        ("read_wait_ns", c_uint64),
+        ("ahead_predicted", c_uint64),
+        ("ahead_correct", c_uint64),
+        ("repeat_correct", c_uint64),
+        ("capacity_moved", c_uint64),
+        ("capacity_dropped", c_uint64),
+        ("infer_histogram", c_uint64 * COLIBRI_HISTOGRAM),
+        ("read_histogram", c_uint64 * COLIBRI_HISTOGRAM),
     ]
 
 
@@ -238,6 +286,11 @@ class colibri_expert_stats_t(Structure):
         ("load_ns", c_uint64),
         ("compute_ns", c_uint64),
         ("merge_ns", c_uint64),
+        ("hits", c_uint64),
+        ("misses", c_uint64),
+        ("bytes_read", c_uint64),
+        ("place", c_int32),
+        ("node", c_int32),
     ]
 
 
@@ -308,6 +361,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "colibri_stats": (_status, [c_void_p, POINTER(colibri_stats_t)]),
     "colibri_expert_stats": (_status, [c_void_p, c_int32, POINTER(colibri_expert_stats_t), c_size_t]),
     "colibri_stats_reset": (None, [c_void_p]),
+    "colibri_metrics": (_status, [c_void_p, c_void_p, c_size_t, POINTER(c_size_t)]),
+    "colibri_save_profile": (_status, [c_void_p, c_char_p]),
     "colibri_packed_size": (c_uint64, [c_int32, c_uint32, c_uint32]),
     "colibri_pack_matrix": (_status, [POINTER(colibri_pack_t)]),
     "colibri_crc32": (c_uint32, [c_uint32, c_void_p, c_size_t]),
