@@ -28,6 +28,7 @@ _INT32_MAX = 2**31 - 1
 _OUTPUTS = {"last": _ffi.COLIBRI_OUTPUT_LAST, "all": _ffi.COLIBRI_OUTPUT_ALL, "hidden": _ffi.COLIBRI_OUTPUT_HIDDEN}
 _PREFILL_TOKENS = 512  # tokens a prompt is cut into, so that Ctrl-C is heard between them; results do not depend on it
 _DEFAULT_SEQ_LEN = 4096  # at most this many if the caller does not say
+_EXPERT_ROW = np.dtype(_ffi.colibri_expert_stats_t)
 
 
 def aligned_empty(shape: tuple[int, ...]) -> FloatArray:
@@ -545,17 +546,18 @@ class Session:
             result.update(self._expert_stats(ctx, stats.num_layers, stats.num_experts))
         return result
 
-    def _expert_stats(self, ctx: int, layers: int, experts: int) -> dict[str, NDArray[np.uint64]]:
-        fields = [name for name, *_ in _ffi.colibri_expert_stats_t._fields_]
-        table = np.zeros((layers, experts, len(fields)), np.uint64)
+    def _expert_stats(self, ctx: int, layers: int, experts: int) -> dict[str, NDArray[Any]]:
+        """One array [layers, experts] per member of colibri_expert_stats_t."""
+        table = np.zeros((layers, experts), _EXPERT_ROW)
+        table["place"] = table["node"] = -1  # what dense layers keep
         rows = (_ffi.colibri_expert_stats_t * max(experts, 1))()
         for layer in range(layers if experts else 0):
             status = _ffi.lib().colibri_expert_stats(ctx, layer, rows, experts)
             if status == _ffi.COLIBRI_ERR_INVALID_ARGUMENT:  # a dense layer
                 continue
             _ffi.check(status)
-            table[layer] = np.frombuffer(bytes(rows), np.uint64).reshape(len(rows), len(fields))[:experts]
-        return {f"expert_{name}": table[:, :, i].copy() for i, name in enumerate(fields)}
+            table[layer] = np.frombuffer(rows, _EXPERT_ROW, experts)
+        return {f"expert_{name}": np.ascontiguousarray(table[name]) for name in _EXPERT_ROW.names or ()}
 
     def stats_reset(self) -> None:
         """Begin the figures of :meth:`stats` anew."""
