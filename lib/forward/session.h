@@ -24,6 +24,8 @@ typedef struct coli_options {
     uint32_t expert_bits;  /* of q8 activations, 8 or 16 */
     uint32_t other_bits;
     colibri_isa_t isa;
+    uint32_t balance;      /* colibri_load_balancing_t */
+    float capacity_factor;
     bool pinned;           /* thread i >= 1 stays on cpus[i] */
     int32_t cpus[COLI_MAX_THREADS];
 } coli_options_t;
