@@ -21,6 +21,7 @@ const base_sources = [_][]const u8{
     "lib/base/os.c",
     "lib/base/os_windows.c",
     "lib/base/threads.c",
+    "lib/base/reader.c",
     "lib/base/affinity.c",
     "lib/base/cpu.c",
     "lib/base/math.c",
