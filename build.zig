@@ -50,6 +50,7 @@ const base_sources = [_][]const u8{
     "lib/forward/sampler.c",
     "lib/forward/session.c",
     "lib/forward/stats.c",
+    "lib/forward/metrics.c",
 };
 
 /// A file that may use more than the baseline; lib/kernels/select.c calls into it only where the CPU has `features`.

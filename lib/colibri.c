@@ -402,19 +402,12 @@ colibri_status_t colibri_expert_stats(const colibri_t *ctx, int32_t layer, colib
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "layer %d does not exist or has no experts", layer);
     if (capacity < p->num_experts)
         return coli_fail(COLIBRI_ERR_BUFFER_TOO_SMALL, "room for %zu rows, the layer has %u experts", capacity, p->num_experts);
-    memcpy(rows, ctx->counters.experts + (uint64_t)layer * p->num_experts, p->num_experts * sizeof *rows);
+    for (uint32_t e = 0; e < p->num_experts; e++) coli_stats_expert(ctx, (uint32_t)layer, e, &rows[e]);
     return COLIBRI_OK;
 }
 
 void colibri_stats_reset(colibri_t *ctx) {
     if (ctx) coli_stats_reset(ctx);
-}
-
-colibri_status_t colibri_metrics(const colibri_t *ctx, char *text, size_t capacity, size_t *bytes) {
-    REQUIRE(ctx);
-    REQUIRE(bytes);
-    (void)text, (void)capacity;
-    return coli_fail(COLIBRI_ERR_UNSUPPORTED, "metrics are not there yet");
 }
 
 colibri_status_t colibri_save_profile(const colibri_t *ctx, const char *path) {
