@@ -10,45 +10,108 @@
 
 #define STACK_BYTES ((SIZE_T)1 << 20)
 #define MAX_PATH_UNITS 4096
+#define SHARING (FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE)
+#define DIRECT_ALIGNMENT 4096u          /* no disk has larger sectors; one that has refuses the trial */
+#define MOST_AT_ONCE ((uint64_t)1 << 30) /* bytes of one call: it counts with 32 bits */
 
 /* ---- Files ----------------------------------------------------------------------------------------------------------- */
 
-static colibri_status_t map_handle(HANDLE file, const char *path, coli_file_map_t *map) {
+/* Instead of FormatMessage, whose text depends on the language of the system. */
+const char *coli_os_reason(int error) {
+    switch (error) {
+        case ERROR_ACCESS_DENIED: return "permission denied";
+        case ERROR_SHARING_VIOLATION: return "another program has the file for itself";
+        case ERROR_LOCK_VIOLATION: return "another program has locked part of the file";
+        case ERROR_TOO_MANY_OPEN_FILES: return "this process has too many open files";
+        case ERROR_NOT_ENOUGH_MEMORY:
+        case ERROR_COMMITMENT_LIMIT: return "out of memory or address space";
+        case ERROR_CRC:
+        case ERROR_READ_FAULT:
+        case ERROR_IO_DEVICE: return "input/output error";
+        default: return "the system refused";
+    }
+}
+
+static HANDLE handle_of(const coli_file_t *file) { return (HANDLE)(intptr_t)file->handle; }
+
+static colibri_status_t examine(HANDLE handle, const char *path, coli_file_t *file) {
     LARGE_INTEGER size;
-    if (GetFileType(file) != FILE_TYPE_DISK) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is not a regular file", path);
-    if (!GetFileSizeEx(file, &size))
-        return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s' (error %lu)", path, GetLastError());
+    if (GetFileType(handle) != FILE_TYPE_DISK) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is not a regular file", path);
+    if (!GetFileSizeEx(handle, &size)) {
+        int error = (int)GetLastError();
+        return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s': %s (error %d)", path, coli_os_reason(error), error);
+    }
     if (size.QuadPart <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty; expected a .colibri file", path);
-    if ((uint64_t)size.QuadPart > SIZE_MAX / 2)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' is larger than this machine's address space", path);
-    HANDLE mapping = CreateFileMappingW(file, NULL, PAGE_READONLY, 0, 0, NULL);
-    if (!mapping) return coli_fail(COLIBRI_ERR_IO, "cannot map '%.300s' (error %lu)", path, GetLastError());
-    void *data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
-    DWORD error = GetLastError();
-    CloseHandle(mapping); /* the view keeps it */
-    if (!data) return coli_fail(COLIBRI_ERR_IO, "cannot map '%.300s' (error %lu)", path, error);
-    map->data = data;
-    map->size = (uint64_t)size.QuadPart;
+    *file = (coli_file_t){(intptr_t)handle, (uint64_t)size.QuadPart, 1};
     return COLIBRI_OK;
 }
 
-colibri_status_t coli_os_map(const char *path, coli_file_map_t *map) {
+colibri_status_t coli_os_open(const char *path, coli_file_t *file) {
     WCHAR wide[MAX_PATH_UNITS];
     if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, MAX_PATH_UNITS))
         return coli_fail(COLIBRI_ERR_IO, "the path '%.300s' is too long or not UTF-8", path);
     DWORD kind = GetFileAttributesW(wide);
     if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY))
         return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory; expected a .colibri file", path);
-    DWORD sharing = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
-    HANDLE file = CreateFileW(wide, GENERIC_READ, sharing, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
-    if (file == INVALID_HANDLE_VALUE) {
-        DWORD error = GetLastError();
+    HANDLE handle = CreateFileW(wide, GENERIC_READ, SHARING, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+    if (handle == INVALID_HANDLE_VALUE) {
+        int error = (int)GetLastError();
         if (error == ERROR_FILE_NOT_FOUND || error == ERROR_PATH_NOT_FOUND || error == ERROR_INVALID_NAME)
             return coli_fail(COLIBRI_ERR_NOT_FOUND, "there is no file '%.300s'", path);
-        return coli_fail(COLIBRI_ERR_IO, "cannot open '%.300s' (error %lu)", path, error);
+        return coli_fail(COLIBRI_ERR_IO, "cannot open '%.300s': %s (error %d)", path, coli_os_reason(error), error);
     }
-    colibri_status_t status = map_handle(file, path, map);
-    CloseHandle(file);
+    colibri_status_t status = examine(handle, path, file);
+    if (status) CloseHandle(handle);
+    return status;
+}
+
+bool coli_os_open_direct(const coli_file_t *file, void *scratch, coli_file_t *direct) {
+    HANDLE handle = ReOpenFile(handle_of(file), GENERIC_READ, SHARING, FILE_FLAG_NO_BUFFERING);
+    if (handle == INVALID_HANDLE_VALUE) return false;
+    *direct = (coli_file_t){(intptr_t)handle, file->size, DIRECT_ALIGNMENT};
+    void *to = (void *)(((uintptr_t)scratch + DIRECT_ALIGNMENT - 1) & ~(uintptr_t)(DIRECT_ALIGNMENT - 1));
+    uint64_t last = (file->size - 1) & ~(uint64_t)(DIRECT_ALIGNMENT - 1);
+    if (coli_os_read(direct, to, DIRECT_ALIGNMENT, last) == (int64_t)(file->size - last)) return true;
+    coli_os_close(direct);
+    return false;
+}
+
+int64_t coli_os_read(const coli_file_t *file, void *to, uint64_t bytes, uint64_t offset) {
+    uint64_t done = 0;
+    while (done < bytes) {
+        OVERLAPPED at = {.Offset = (DWORD)(offset + done), .OffsetHigh = (DWORD)((offset + done) >> 32)};
+        DWORD got = 0, piece = (DWORD)COLI_MIN(bytes - done, MOST_AT_ONCE);
+        if (!ReadFile(handle_of(file), (uint8_t *)to + done, piece, &got, &at)) {
+            int error = (int)GetLastError();
+            if (error == ERROR_HANDLE_EOF) break;
+            return -(int64_t)COLI_MAX(error, 1);
+        }
+        done += got;
+        if (got == 0 || (offset + done) % file->alignment) break; /* no read can go on there: it is the end of the file */
+    }
+    return (int64_t)done;
+}
+
+void coli_os_close(coli_file_t *file) {
+    if (file->handle != -1) CloseHandle(handle_of(file));
+    file->handle = -1;
+}
+
+static colibri_status_t cannot_map(const char *path) {
+    int error = (int)GetLastError();
+    return coli_fail(COLIBRI_ERR_IO, "cannot map '%.300s': %s (error %d)", path, coli_os_reason(error), error);
+}
+
+colibri_status_t coli_os_map(const coli_file_t *file, const char *path, coli_file_map_t *map) {
+    if (file->size > SIZE_MAX / 2)
+        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' is larger than this machine's address space", path);
+    DWORD high = (DWORD)(file->size >> 32), low = (DWORD)file->size; /* not 0, 0: the file may have changed since */
+    HANDLE mapping = CreateFileMappingW(handle_of(file), NULL, PAGE_READONLY, high, low, NULL);
+    if (!mapping) return cannot_map(path);
+    void *data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, (SIZE_T)file->size);
+    colibri_status_t status = data ? COLIBRI_OK : cannot_map(path);
+    CloseHandle(mapping); /* the view keeps it */
+    if (data) *map = (coli_file_map_t){data, file->size};
     return status;
 }
 
@@ -58,7 +121,12 @@ void coli_os_unmap(coli_file_map_t *map) {
     map->size = 0;
 }
 
-/* ---- Memory, time, forks, cores ------------------------------------------------------------------------------------------ */
+void coli_os_will_need(const void *data, uint64_t bytes) {
+    WIN32_MEMORY_RANGE_ENTRY range = {(void *)(uintptr_t)data, (SIZE_T)bytes};
+    if (bytes > 0 && bytes <= SIZE_MAX) (void)PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 void *coli_os_alloc(uint64_t size) {
     if (size == 0 || size > SIZE_MAX) return NULL;
@@ -69,6 +137,53 @@ void coli_os_free(void *memory, uint64_t size) {
     (void)size;
     if (memory) VirtualFree(memory, 0, MEM_RELEASE);
 }
+
+/* No pool here, but large pages for who has the right to lock memory: never paged out, there before the call returns. */
+void *coli_os_alloc_pool(uint64_t size, uint64_t page) {
+    if (size == 0 || size > SIZE_MAX - page || page == 0 || page != GetLargePageMinimum()) return NULL;
+    SIZE_T whole = (SIZE_T)((size + page - 1) & ~(page - 1));
+    return VirtualAlloc(NULL, whole, MEM_RESERVE | MEM_COMMIT | MEM_LARGE_PAGES, PAGE_READWRITE);
+}
+
+void coli_os_want_huge(void *memory, uint64_t size) { (void)memory, (void)size; }
+
+void coli_os_collapse(void *memory, uint64_t size) { (void)memory, (void)size; }
+
+uint64_t coli_os_huge_bytes(const void *memory, uint64_t size) {
+    (void)memory, (void)size;
+    return 0;
+}
+
+/* As much as the smallest working set holds may be locked: where that is too little, ask for more. */
+bool coli_os_lock(const void *memory, uint64_t size) {
+    void *start = (void *)(uintptr_t)memory;
+    SIZE_T least, most;
+    HANDLE process = GetCurrentProcess();
+    if (size == 0) return true;
+    if (size > SIZE_MAX / 4) return false;
+    if (VirtualLock(start, (SIZE_T)size)) return true;
+    if (GetLastError() != ERROR_WORKING_SET_QUOTA || !GetProcessWorkingSetSize(process, &least, &most)) return false;
+    SIZE_T more = (SIZE_T)size + ((SIZE_T)1 << 20); /* and what the bookkeeping takes */
+    return SetProcessWorkingSetSize(process, least + more, most + more) && VirtualLock(start, (SIZE_T)size);
+}
+
+void coli_os_unlock(const void *memory, uint64_t size) {
+    if (size > 0 && size <= SIZE_MAX) (void)VirtualUnlock((void *)(uintptr_t)memory, (SIZE_T)size);
+}
+
+/* Containers are jobs here. */
+uint64_t coli_os_memory_limit(void) {
+    MEMORYSTATUSEX machine = {.dwLength = sizeof machine};
+    JOBOBJECT_EXTENDED_LIMIT_INFORMATION job;
+    uint64_t limit = GlobalMemoryStatusEx(&machine) ? machine.ullTotalPhys : UINT64_MAX;
+    if (!QueryInformationJobObject(NULL, JobObjectExtendedLimitInformation, &job, sizeof job, NULL)) return limit;
+    DWORD set = job.BasicLimitInformation.LimitFlags;
+    if (set & JOB_OBJECT_LIMIT_JOB_MEMORY) limit = COLI_MIN(limit, (uint64_t)job.JobMemoryLimit);
+    if (set & JOB_OBJECT_LIMIT_PROCESS_MEMORY) limit = COLI_MIN(limit, (uint64_t)job.ProcessMemoryLimit);
+    return limit;
+}
+
+/* ---- Time, forks, cores -------------------------------------------------------------------------------------------------- */
 
 uint64_t coli_os_now_ns(void) {
     LARGE_INTEGER ticks, frequency;

@@ -2,10 +2,11 @@
  * changed, checksum put right, run through a whole session. Nothing may crash, hang or leave its memory; a slot is finite or
  * named as failed; and two instruction sets, thread counts and ways to cut the prompt agree bit for bit, also on such numbers.
  *
- * The linker puts three functions of ours before the library's: files come from the heap, of their exact size, and every
+ * The linker puts five functions of ours before the library's: files come from the heap, of their exact size, and every
  * buffer of the arena is followed by forbidden bytes, so that AddressSanitizer sees what runs from one into the next.
  *
- *     WRAP="-Wl,--wrap=coli_os_map,--wrap=coli_os_unmap,--wrap=coli_arena_take"        (and clang 16 or later)
+ *     WRAP="-Wl,--wrap=coli_os_open,--wrap=coli_os_read,--wrap=coli_os_map,--wrap=coli_os_unmap,--wrap=coli_arena_take"
+ *                                                                                      (and clang 16 or later)
  *     FLAGS="-std=gnu11 -g -O1 -ffp-contract=off -fsanitize=fuzzer-no-link,address,undefined,float-cast-overflow \
  *         -fno-sanitize-recover=undefined,float-cast-overflow -march=x86-64-v3 -Iinclude -Ilib -Itests/c"
  *     clang $FLAGS -c $(find lib -name '*.c') tests/fuzz/fuzz_infer.c && rm avx512.o
@@ -31,10 +32,24 @@
 static const uint8_t *file_bytes;
 static size_t file_size;
 
-colibri_status_t __wrap_coli_os_map(const char *path, coli_file_map_t *map);
-colibri_status_t __wrap_coli_os_map(const char *path, coli_file_map_t *map) {
-    void *copy;
+colibri_status_t __wrap_coli_os_open(const char *path, coli_file_t *file);
+colibri_status_t __wrap_coli_os_open(const char *path, coli_file_t *file) {
     (void)path;
+    *file = (coli_file_t){-1, file_size, 1}; /* closing it does nothing, and it cannot be opened again */
+    return COLIBRI_OK;
+}
+
+int64_t __wrap_coli_os_read(const coli_file_t *file, void *to, uint64_t bytes, uint64_t offset);
+int64_t __wrap_coli_os_read(const coli_file_t *file, void *to, uint64_t bytes, uint64_t offset) {
+    uint64_t most = offset < file->size ? file->size - offset : 0, count = bytes < most ? bytes : most;
+    if (count) memcpy(to, file_bytes + offset, (size_t)count);
+    return (int64_t)count;
+}
+
+colibri_status_t __wrap_coli_os_map(const coli_file_t *file, const char *path, coli_file_map_t *map);
+colibri_status_t __wrap_coli_os_map(const coli_file_t *file, const char *path, coli_file_map_t *map) {
+    void *copy;
+    (void)file, (void)path;
     REQUIRE(posix_memalign(&copy, 64, file_size) == 0);
     map->data = memcpy(copy, file_bytes, file_size);
     map->size = file_size;
