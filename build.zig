@@ -23,6 +23,8 @@ const base_sources = [_][]const u8{
     "lib/base/threads.c",
     "lib/base/reader.c",
     "lib/base/affinity.c",
+    "lib/base/numa.c",
+    "lib/base/os_numa.c",
     "lib/base/cpu.c",
     "lib/base/math.c",
     "lib/kernels/select.c",

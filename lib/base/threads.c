@@ -1,7 +1,7 @@
 /* threads.c: the pool of workers that every parallel region of the forward pass runs on; see threads.h.
  *
- * A region is `chunks` pieces of `grain` items. Every thread has a range of consecutive pieces, so that it reads the weights as
- * one stream; who has finished his own helps the next one. Two kinds of words carry it:
+ * A region is pieces of `grain` items. Every thread has a range of consecutive pieces, so that it reads the weights as one
+ * stream (and, with numa_policy, those of its node); who has finished his own helps the next one. Two kinds of words carry it:
  *
  *     left[t]      pieces of thread t's range not yet taken. Whoever lowers it from n to n - 1 owns the n-th piece from the
  *                  range's end. The region's description is written before any left[t] is raised and stays until the owner
@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 
 #include "base/fpenv.h"
-#include "base/os.h"
+#include "base/numa.h"
 #include "base/status.h"
 
 #define CALLER_SLEEPS 0x80000000u
@@ -27,31 +27,32 @@ typedef struct worker {
     coli_os_thread_t thread;
     coli_pool_t *pool;
     uint32_t number; /* 1 ... num_threads - 1 */
-    int32_t cpu;     /* to stay on; -1: wherever the system likes */
 } worker_t;
 
 /* A thread's share of a region, on a cache line of its own. */
 typedef struct range {
     _Alignas(COLI_ALIGN) _Atomic uint32_t left;
+    uint32_t end; /* one past its last piece; part of the region's description */
 } range_t;
 
 struct coli_pool {
     /* The region's description, written by the caller while every left is zero. */
     coli_work_fn work;
     void *argument;
-    uint32_t items, grain, chunks;
+    uint32_t items, grain;
     uint32_t num_threads;
     uint32_t num_started; /* workers to join */
     uint32_t spin_ns;
     worker_t *workers; /* [num_threads - 1] */
     range_t *ranges;   /* [num_threads] */
+    coli_ties_t ties;  /* until coli_pool_start returns */
 
     _Alignas(COLI_ALIGN) _Atomic uint32_t unfinished;
     _Alignas(COLI_ALIGN) _Atomic uint32_t epoch; /* raised for every region and for stopping */
     _Atomic uint32_t sleepers;                   /* workers that sleep on epoch or are about to */
     _Atomic uint32_t stopping;
     _Atomic uint32_t arrived;                    /* workers that run */
-    _Atomic uint32_t unpinned;                   /* number of one that the system would not let stay on its CPU; 0: none */
+    _Atomic uint32_t untied;                     /* number of one that the system would not keep on its CPUs; 0: none */
 };
 
 uint64_t coli_pool_size(uint32_t num_threads) {
@@ -74,18 +75,14 @@ static bool spin(const coli_pool_t *pool, _Atomic uint32_t *word, uint32_t value
     return false;
 }
 
-/* One past the last piece of a thread's range. */
-static uint32_t range_end(const coli_pool_t *pool, uint32_t owner) {
-    return (uint32_t)((uint64_t)pool->chunks * (owner + 1) / pool->num_threads);
-}
-
 /* Take pieces of one range and work on them until none is left. Returns how many were done: not yet reported. */
 static uint32_t work_on_range(coli_pool_t *pool, uint32_t owner, uint32_t thread) {
-    _Atomic uint32_t *word = &pool->ranges[owner].left;
+    range_t *range = &pool->ranges[owner];
+    _Atomic uint32_t *word = &range->left;
     uint32_t done = 0, left = atomic_load_explicit(word, memory_order_relaxed);
     while (left != 0) {
         if (!atomic_compare_exchange_weak_explicit(word, &left, left - 1, memory_order_acquire, memory_order_relaxed)) continue;
-        uint32_t begin = (range_end(pool, owner) - left) * pool->grain;
+        uint32_t begin = (range->end - left) * pool->grain;
         uint32_t end = pool->items - begin > pool->grain ? begin + pool->grain : pool->items;
         pool->work(pool->argument, begin, end, thread);
         done++;
@@ -101,11 +98,16 @@ static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
     return done;
 }
 
+static bool tie(const coli_ties_t *ties, uint32_t number) {
+    if (ties->cpus) return coli_os_pin(ties->cpus[number]);
+    return !ties->nodes || coli_os_pin_node(ties->topology, ties->nodes[number]);
+}
+
 static void worker_main(void *argument) {
     worker_t *worker = argument;
     coli_pool_t *pool = worker->pool;
     coli_fp_set(COLI_FP_DEFAULT); /* not what the starting thread had */
-    if (worker->cpu >= 0 && !coli_os_pin(worker->cpu)) atomic_store(&pool->unpinned, worker->number);
+    if (!tie(&pool->ties, worker->number)) atomic_store(&pool->untied, worker->number);
     atomic_fetch_add(&pool->arrived, 1);
     coli_os_wake(&pool->arrived, false);
     for (;;) {
@@ -147,25 +149,52 @@ static void wait_for_workers(coli_pool_t *pool, uint32_t done) {
     }
 }
 
-void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain) {
+/* Write the region's description but for the ranges. Returns how many pieces it has, 0 if there was nothing to share: all is
+ * done then. */
+static uint32_t begin_region(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain) {
     COLI_ASSERT(grain >= 1 && items < CALLER_SLEEPS);
-    if (items == 0) return;
+    if (items == 0) return 0;
     if (pool->num_threads == 1 || items <= grain) {
         work(argument, 0, items, 0);
-        return;
+        return 0;
     }
     pool->work = work;
     pool->argument = argument;
     pool->items = items;
     pool->grain = grain;
-    pool->chunks = items / grain + (items % grain != 0);
-    atomic_store_explicit(&pool->unfinished, pool->chunks, memory_order_relaxed);
-    for (uint32_t t = 0, begin = 0; t < pool->num_threads; t++) {
-        atomic_store_explicit(&pool->ranges[t].left, range_end(pool, t) - begin, memory_order_release);
-        begin = range_end(pool, t);
-    }
-    call_workers(pool, COLI_MIN(pool->chunks, pool->num_threads) - 1);
+    uint32_t chunks = items / grain + (items % grain != 0);
+    atomic_store_explicit(&pool->unfinished, chunks, memory_order_relaxed);
+    return chunks;
+}
+
+static void give_range(coli_pool_t *pool, uint32_t owner, uint32_t begin, uint32_t end) {
+    pool->ranges[owner].end = end;
+    atomic_store_explicit(&pool->ranges[owner].left, end - begin, memory_order_release);
+}
+
+static void finish_region(coli_pool_t *pool, uint32_t chunks) {
+    call_workers(pool, COLI_MIN(chunks, pool->num_threads) - 1);
     wait_for_workers(pool, work_on_chunks(pool, 0));
+}
+
+void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain) {
+    uint32_t chunks = begin_region(pool, work, argument, items, grain);
+    if (chunks == 0) return;
+    uint32_t each = chunks / pool->num_threads, one_more = chunks % pool->num_threads;
+    for (uint32_t t = 0, begin = 0; t < pool->num_threads; t++) {
+        uint32_t end = begin + each + (t < one_more);
+        give_range(pool, t, begin, end);
+        begin = end;
+    }
+    finish_region(pool, chunks);
+}
+
+void coli_pool_run_shares(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain,
+                          const coli_share_t *shares) {
+    uint32_t chunks = begin_region(pool, work, argument, items, grain);
+    if (chunks == 0) return;
+    for (uint32_t t = 0; t < pool->num_threads; t++) give_range(pool, t, shares[t].begin, shares[t].end);
+    finish_region(pool, chunks);
 }
 
 /* What the C library does when a thread begins (memory and system calls of its own) is over when init returns. */
@@ -174,19 +203,32 @@ static void wait_for_arrival(coli_pool_t *pool) {
     while ((arrived = atomic_load(&pool->arrived)) != pool->num_started) coli_os_wait(&pool->arrived, arrived);
 }
 
-coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const int32_t *cpus) {
+/* Some thread was refused its CPUs: stop, and say which. */
+static coli_pool_t *fail_untied(coli_pool_t *pool, uint32_t number) {
+    const coli_ties_t *ties = &pool->ties;
+    coli_pool_stop(pool);
+    if (ties->cpus)
+        coli_fail(COLIBRI_ERR_THREAD, "the system refused to keep thread %u on CPU %d (cpu_affinity)", number,
+                  (int)ties->cpus[number]);
+    else
+        coli_fail(COLIBRI_ERR_THREAD, "the system refused to keep thread %u on the CPUs of node %u (numa_policy)", number,
+                  (unsigned)ties->nodes[number]);
+    return NULL;
+}
+
+coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const coli_ties_t *ties) {
     COLI_ASSERT(num_threads >= 1 && num_threads <= COLI_MAX_THREADS && (uintptr_t)memory % COLI_ALIGN == 0);
     memset(memory, 0, coli_pool_size(num_threads));
     coli_pool_t *pool = memory;
     pool->num_threads = num_threads;
     pool->workers = (worker_t *)((uint8_t *)memory + coli_pad(sizeof(coli_pool_t), COLI_ALIGN));
     pool->ranges = (range_t *)((uint8_t *)pool->workers + coli_pad((size_t)num_threads * sizeof(worker_t), COLI_ALIGN));
+    if (ties) pool->ties = *ties;
     if (num_threads > 1) pool->spin_ns = num_threads <= (uint32_t)coli_os_num_cores() ? SPIN_NS : SPIN_CROWDED_NS;
     for (uint32_t i = 0; i + 1 < num_threads; i++) {
         worker_t *worker = &pool->workers[i];
         worker->pool = pool;
         worker->number = i + 1;
-        worker->cpu = cpus ? cpus[i + 1] : -1;
         if (!coli_os_thread_start(&worker->thread, worker_main, worker)) {
             coli_pool_stop(pool);
             coli_fail(COLIBRI_ERR_THREAD, "the system refused to start thread %u of %u; ask for fewer (num_threads)", i + 2,
@@ -196,13 +238,9 @@ coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const int32_t *
         pool->num_started++;
     }
     wait_for_arrival(pool);
-    uint32_t unpinned = atomic_load(&pool->unpinned);
-    if (unpinned != 0) {
-        coli_pool_stop(pool);
-        coli_fail(COLIBRI_ERR_THREAD, "the system refused to keep thread %u on CPU %d (cpu_affinity)", unpinned,
-                  (int)cpus[unpinned]);
-        return NULL;
-    }
+    uint32_t untied = atomic_load(&pool->untied);
+    if (untied != 0) return fail_untied(pool, untied);
+    memset(&pool->ties, 0, sizeof pool->ties); /* what it points to may go away now */
     return pool;
 }
 
