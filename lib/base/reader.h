@@ -33,11 +33,11 @@ typedef struct coli_reader coli_reader_t;
 
 /* Bytes of memory (64-byte aligned) for at most `depth` reads that are WAITING at once. */
 uint64_t coli_reader_size(uint32_t depth);
-/* Start the threads. `file` is copied, its handle stays the caller's and open until stop. NULL and COLIBRI_ERR_THREAD's sentence
- * on failure. */
+/* Start the threads. `file` is copied, its handle stays the caller's and open until stop. On failure NULL and the sentence of
+ * COLIBRI_ERR_THREAD. */
 coli_reader_t *coli_reader_start(void *memory, uint32_t depth, const coli_file_t *file);
-/* Finishes reads that are RUNNING, drops WAITING ones (they are IDLE then), joins the threads. Nobody else may be in a function of
- * this reader, or enter one. NULL is ignored. In a forked child there are no threads to join: do not call it there. */
+/* Finishes reads that are RUNNING, drops WAITING ones (they are IDLE then), joins the threads. Nobody else may be in a function
+ * of this reader, or enter one. NULL is ignored. In a forked child there are no threads to join: do not call it there. */
 void coli_reader_stop(coli_reader_t *reader);
 
 /* Queue a read that is IDLE, DONE or FAILED. Urgent ones come before all others, each kind in order of submission. Never blocks
