@@ -19,6 +19,7 @@ const base_sources = [_][]const u8{
     "lib/base/structs.c",
     "lib/base/arena.c",
     "lib/base/os.c",
+    "lib/base/os_memory.c",
     "lib/base/os_windows.c",
     "lib/base/threads.c",
     "lib/base/reader.c",

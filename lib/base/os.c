@@ -1,4 +1,5 @@
-/* os.c: files, memory, time, cores and threads on Linux, macOS and other POSIX systems; see os.h. Windows: os_windows.c. */
+/* os.c: files, time, cores and threads on Linux, macOS and other POSIX systems; see os.h. Memory: os_memory.c. Windows:
+ * os_windows.c. */
 #if !defined(_WIN32)
 #define _FILE_OFFSET_BITS 64
 #if defined(__linux__) && !defined(_GNU_SOURCE)
@@ -26,10 +27,14 @@
 #include <sys/sysctl.h>
 #endif
 
+#if defined(__linux__)
+#include "base/os_text.h"
+#endif
 #include "base/status.h"
 
-#define HUGE_PAGE ((uint64_t)2 << 20)
 #define STACK_BYTES ((size_t)1 << 20)
+#define DIRECT_ALIGNMENT 4096u           /* no disk has larger blocks; one that has refuses the trial */
+#define MOST_AT_ONCE ((uint64_t)1 << 30) /* bytes of one call: none takes more than 2 GiB */
 
 /* ---- Files ----------------------------------------------------------------------------------------------------------- */
 
@@ -76,6 +81,57 @@ colibri_status_t coli_os_open(const char *path, coli_file_t *file) {
     return status;
 }
 
+/* Not by its name, which may be another file's by now. */
+#if defined(__linux__) && defined(O_DIRECT)
+static int open_uncached(int descriptor) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+    return open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+}
+#elif defined(__APPLE__)
+static int open_uncached(int descriptor) {
+    char path[MAXPATHLEN];
+    int again = fcntl(descriptor, F_GETPATH, path) == 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;
+    if (again < 0 || fcntl(again, F_NOCACHE, 1) == 0) return again;
+    close(again);
+    return -1;
+}
+#else
+static int open_uncached(int descriptor) {
+    (void)descriptor;
+    return -1;
+}
+#endif
+
+/* Who can open so need not be able to read so (some file systems, emulators): try the last block, which may be a part of one. */
+bool coli_os_open_direct(const coli_file_t *file, void *scratch, coli_file_t *direct) {
+    struct stat cached, uncached;
+    int descriptor = open_uncached((int)file->handle);
+    if (descriptor < 0) return false;
+    *direct = (coli_file_t){descriptor, file->size, DIRECT_ALIGNMENT};
+    bool same = fstat((int)file->handle, &cached) == 0 && fstat(descriptor, &uncached) == 0 &&
+                cached.st_dev == uncached.st_dev && cached.st_ino == uncached.st_ino;
+    uint8_t *to = (uint8_t *)scratch + (0 - (uintptr_t)scratch) % DIRECT_ALIGNMENT;
+    uint64_t last = (file->size - 1) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT;
+    if (same && coli_os_read(direct, to, DIRECT_ALIGNMENT, last) == (int64_t)(file->size - last)) return true;
+    coli_os_close(direct);
+    return false;
+}
+
+int64_t coli_os_read(const coli_file_t *file, void *to, uint64_t bytes, uint64_t offset) {
+    uint64_t done = 0;
+    while (done < bytes) {
+        off_t at = (off_t)(offset + done);
+        if (at < 0 || (uint64_t)at != offset + done) return -EOVERFLOW;
+        ssize_t got = pread((int)file->handle, (uint8_t *)to + done, (size_t)COLI_MIN(bytes - done, MOST_AT_ONCE), at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -(int64_t)errno;
+        done += (uint64_t)got;
+        if (got == 0 || (offset + done) % file->alignment) break; /* no read can go on there: it is the end of the file */
+    }
+    return (int64_t)done;
+}
+
 void coli_os_close(coli_file_t *file) {
     if (file->handle >= 0) close((int)file->handle);
     file->handle = -1;
@@ -96,38 +152,6 @@ void coli_os_unmap(coli_file_map_t *map) {
     if (map->data) munmap((void *)(uintptr_t)map->data, (size_t)map->size);
     map->data = NULL;
     map->size = 0;
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
-
-static void *map_zeroed(uint64_t size) {
-    if (size > SIZE_MAX) return NULL;
-    void *memory = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
-void *coli_os_alloc(uint64_t size) {
-    if (size == 0) return NULL;
-#if defined(MADV_HUGEPAGE)
-    /* Huge pages begin at multiples of their size: ask for one more and give back the ends. */
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), kept;
-    if (size >= HUGE_PAGE && page < HUGE_PAGE && coli_add64(size, HUGE_PAGE + page, &kept)) {
-        kept = (size + page - 1) & ~(page - 1);
-        uint8_t *memory = map_zeroed(kept + HUGE_PAGE);
-        if (memory) {
-            uint64_t head = (0 - (uint64_t)(uintptr_t)memory) & (HUGE_PAGE - 1);
-            if (head) munmap(memory, (size_t)head);
-            munmap(memory + head + kept, (size_t)(HUGE_PAGE - head));
-            (void)madvise(memory + head, (size_t)kept, MADV_HUGEPAGE); /* where the system has none: ordinary pages */
-            return memory + head;
-        }
-    }
-#endif
-    return map_zeroed(size);
-}
-
-void coli_os_free(void *memory, uint64_t size) {
-    if (memory) munmap(memory, (size_t)size); /* the kernel rounds up to whole pages, as it did when mapping */
 }
 
 /* ---- AMX --------------------------------------------------------------------------------------------------------------- */
@@ -176,7 +200,7 @@ static bool wipe_on_fork(void *page, size_t size) {
 
 void *coli_os_fork_guard_new(void) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    fork_guard_t *guard = map_zeroed(page);
+    fork_guard_t *guard = coli_os_alloc(page);
     if (!guard) return NULL;
     guard->wiped = wipe_on_fork(guard, page);
     guard->owner = getpid();
@@ -194,25 +218,6 @@ void coli_os_fork_guard_free(void *guard) { coli_os_free(guard, (uint64_t)syscon
 #if defined(__linux__)
 #define MAX_CPUS 8192
 #define CPU_WORDS (MAX_CPUS / 64)
-
-/* The first `capacity - 1` bytes of a small file, zero-terminated; false if it cannot be read. */
-static bool read_small_file(const char *path, char *text, size_t capacity) {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return false;
-    ssize_t length = read(descriptor, text, capacity - 1);
-    close(descriptor);
-    if (length <= 0) return false;
-    text[length] = '\0';
-    return true;
-}
-
-/* The number at *text, which moves past it; -1 where there is none. */
-static int64_t read_number(const char **text) {
-    if (**text < '0' || **text > '9') return -1;
-    int64_t value = 0;
-    for (; **text >= '0' && **text <= '9' && value < INT64_MAX / 20; (*text)++) value = value * 10 + (**text - '0');
-    return value;
-}
 
 /* The lowest-numbered hardware thread of the core that `cpu` belongs to: what siblings have in common. */
 static int64_t core_of(int cpu) {
@@ -297,6 +302,10 @@ static void *thread_main(void *thread_object) {
     return NULL;
 }
 
+/* What must not be kept from a thread: signals about what it does itself. Blocked, the kernel would end the process without
+ * asking the handlers that a host's crash reporter, a sanitizer or our own guard of mappings has installed. */
+static const int own_signals[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGABRT};
+
 bool coli_os_thread_start(coli_os_thread_t *thread, void (*run)(void *), void *argument) {
     pthread_attr_t attributes;
     pthread_t handle;
@@ -305,7 +314,8 @@ bool coli_os_thread_start(coli_os_thread_t *thread, void (*run)(void *), void *a
     thread->argument = argument;
     if (pthread_attr_init(&attributes) != 0) return false;
     bool started = pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0;
-    sigfillset(&all); /* the host's signal handlers never run on our stacks */
+    sigfillset(&all); /* the host's signal handlers do not run on our stacks */
+    for (size_t i = 0; i < sizeof own_signals / sizeof *own_signals; i++) sigdelset(&all, own_signals[i]);
     started = started && pthread_sigmask(SIG_SETMASK, &all, &before) == 0;
     if (started) {
         started = pthread_create(&handle, &attributes, thread_main, thread) == 0;
