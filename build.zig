@@ -21,6 +21,7 @@ const base_sources = [_][]const u8{
     "lib/base/os.c",
     "lib/base/os_memory.c",
     "lib/base/os_windows.c",
+    "lib/base/os_guard.c",
     "lib/base/threads.c",
     "lib/base/reader.c",
     "lib/base/affinity.c",
@@ -80,6 +81,7 @@ const isa_aarch64 = [_]IsaSource{
 const tests = [_][]const u8{
     "test_base",
     "test_threads",
+    "test_guard",
     "test_math",
     "test_kernels",
     "test_avx2",
