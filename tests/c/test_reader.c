@@ -1,6 +1,7 @@
 /* test_reader.c: background reads bring what the file holds, to any number of waiters; urgent ones come first; reads taken
- * back, hurried, failing and dropped; nothing is left behind. reader.c is included with its read, its wake-up and its thread start
- * replaced by ones that this test can hold, count and refuse, so that no order depends on luck. Also run with -Dtsan=true. */
+ * back, hurried, failing and dropped; nothing is left behind. reader.c is included with its read, its wake-up and its thread
+ * start replaced by ones that this test can hold, count and refuse, so that no order depends on luck. Also run with
+ * -Dtsan=true. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdatomic.h>
