@@ -26,7 +26,7 @@
  *
  * Numbers.  The same file and tokens give the same logits, bit for bit, whatever the number of threads, the batch, the way
  * the prompt was cut into calls, the instruction set, and the host's floating-point environment (rounding mode, flushing of
- * subnormals), which the library leaves as it found it.
+ * subnormals), which the library leaves as it found it. (A load_balancing_strategy gives up the batch and the cutting.)
  *
  * Structs begin with struct_size, set by their _INIT macro to sizeof; fields are only ever appended, and zero always means
  * the default. A larger struct_size than the library knows is accepted if the unknown tail is zero.
@@ -254,17 +254,30 @@ typedef enum colibri_residency_t {
 } colibri_residency_t;
 
 /* Bounds how many tokens one expert computes, and with that the worst case of prefill. CHANGES RESULTS, and makes them depend
- * on what is computed together. In each layer, of the n tokens computed together (at most max_chunk_tokens, in order of slot,
- * then position) every expert takes at most C = max(1, ceil(capacity_factor * n * top_k / num_experts)) token-expert pairs (GShard,
- * arXiv 2006.16668; Switch, arXiv 2101.03961). Pairs are admitted in order of token, and of one token most likely expert first.
- * n = 1 never exceeds C = 1, so decoding one slot is not changed. Counted in colibri_stats. colibri_route_tokens is not affected. */
+ * on what is computed together: max_chunk_tokens, how a prompt is cut into calls, the other slots. They are still the same bits for
+ * any number of threads, instruction set and residency.
+ *
+ * In each layer with experts, of the n tokens computed together (max_chunk_tokens or what is left of the call, in order of slot,
+ * then position; rows of colibri_moe_forward likewise) every expert takes at most C token-expert pairs (GShard, arXiv
+ * 2006.16668; Switch, arXiv 2101.03961), computed without rounding from the float's exact value:
+ *
+ *     C = max(1, ceil(capacity_factor * n * top_k / num_experts))
+ *
+ * Tokens take their places in order. A pair is admitted if its expert has fewer than C pairs of the tokens before; else the
+ * expert is full, and the strategy says what becomes of the pair. One token alone (n = 1) finds no expert full: decoding one slot
+ * is not changed. A token whose router logits are not finite stays as it is and takes no place: its slot fails, the others do
+ * not notice. Moved and dropped pairs are counted in colibri_stats; the tokens of colibri_expert_stats are those after moving and
+ * dropping. colibri_route_tokens is not affected. */
 typedef enum colibri_load_balancing_t {
     COLIBRI_BALANCE_NONE = 0,
-    COLIBRI_BALANCE_SOFT_CAPACITY = 1, /* a pair whose expert is full moves to the token's most likely expert that is neither full
-                                          nor already the token's; the weights are then those that the router gives to
-                                          the token's experts as they now are. Without such an expert it is dropped */
-    COLIBRI_BALANCE_HARD_CAPACITY = 2  /* a pair whose expert is full is dropped: it adds nothing, and the token's other weights
-                                          stay what they were */
+    /* A token's pairs with full experts move, in order, after its others were admitted: each to the expert with the largest
+     * p = exp(logit - the token's largest logit), in float and above 0, ties to the lower id, that is neither full nor the
+     * token's already; without one it is dropped. The weights are then those that the router gives to the experts the token now has:
+     * p / sum * routed_scale, where the sum is over all experts by id, or with norm_topk over the token's (first those that stayed,
+     * then the moved ones, each most likely first; weights are 0 if it is 0) */
+    COLIBRI_BALANCE_SOFT_CAPACITY = 1,
+    /* A pair with a full expert is dropped: it adds nothing, and the token's other weights stay what they were */
+    COLIBRI_BALANCE_HARD_CAPACITY = 2
 } colibri_load_balancing_t;
 
 typedef struct colibri_config_t {
@@ -282,7 +295,8 @@ typedef struct colibri_config_t {
     int32_t kv_dtype;            /* of the KV cache: COLIBRI_DTYPE_F32, _F16 or _Q8 (a scale per key and value of a head);
                                     0: F32 if the file's dtype is f32, else F16 */
     int32_t activation_bits;     /* q8, q4 files: 8 or 16 for every product; 0: 8 in routed experts, 16 elsewhere. Others: ignored */
-    int32_t max_chunk_tokens;    /* tokens computed together inside infer, 0: 512. Sets workspace and speed, never results */
+    int32_t max_chunk_tokens;    /* tokens computed together inside infer, 0: 512. Sets workspace and speed; results only
+                                    with a load_balancing_strategy */
     void *workspace;             /* bring your own memory: 64-byte aligned, owned by the caller, untouched after colibri_free */
     size_t workspace_size;       /* its bytes, at least colibri_workspace_size's answer; 0: exactly that many, on the caller's
                                     word. No workspace (NULL): one allocation in init */
@@ -377,9 +391,9 @@ COLIBRI_API colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer,
 
 /* One layer's experts: output[t] = sum over the chosen experts of weight * expert(hidden[t]), plus the (gated) shared expert; of
  * a dense layer its MLP. The router is asked inside. hidden and output are float [n][hidden_size], row-major, 64-byte aligned;
- * hidden is already normed, no residual is added, and they may be the same buffer. Rows do not depend on each other. A NaN or
- * infinity in a row's result: COLIBRI_ERR_NOT_FINITE naming the first such row, which becomes zeros; the other rows are right.
- * Slots and their caches are not touched. [no alloc] */
+ * hidden is already normed, no residual is added, and they may be the same buffer. Rows do not depend on each other,
+ * but for a load_balancing_strategy. A NaN or infinity in a row's result: COLIBRI_ERR_NOT_FINITE naming the first such row, which
+ * becomes zeros; the other rows are right. Slots and their caches are not touched. [no alloc] */
 COLIBRI_API colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, float *output);
 
 /* ---- Statistics --------------------------------------------------------------------------------------------------------- */

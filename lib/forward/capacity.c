@@ -2,7 +2,8 @@
  * order: who comes first is part of the definition (colibri_load_balancing_t). */
 #include "forward/capacity.h"
 
-#define TAKEN 0x80000000u /* of a count: the token at hand has this expert. It looks full then, which is all that is asked of it */
+/* Of a count: the token at hand has this expert. It looks full then, which is all that is asked of it. */
+#define TAKEN 0x80000000u
 
 uint32_t coli_expert_capacity(float factor, uint32_t n, uint32_t top_k, uint32_t num_experts) {
     uint32_t bits;

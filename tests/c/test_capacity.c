@@ -90,7 +90,8 @@ static void fill(routing_t *r, uint32_t n, uint32_t top_k, uint32_t experts, boo
 static coli_capacity_job_t job_of(routing_t *r, uint32_t strategy, float factor, uint32_t *counts) {
     return (coli_capacity_job_t){.strategy = strategy, .factor = factor, .n = r->n, .top_k = r->top_k,
                                  .num_experts = r->experts, .exps = r->exps, .norm_topk = r->params.norm_topk != 0,
-                                 .routed_scale = r->params.routed_scale, .ids = r->ids, .weights = r->weights, .counts = counts};
+                                 .routed_scale = r->params.routed_scale, .ids = r->ids, .weights = r->weights,
+                                 .counts = counts};
 }
 
 /* ---- the reference: no counts, no marks; everything is asked anew ---- */
