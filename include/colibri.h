@@ -254,27 +254,27 @@ typedef enum colibri_residency_t {
 } colibri_residency_t;
 
 /* Bounds how many tokens one expert computes, and with that the worst case of prefill. CHANGES RESULTS, and makes them depend
- * on what is computed together: max_chunk_tokens, how a prompt is cut into calls, the other slots. They are still the same bits for
- * any number of threads, instruction set and residency.
+ * on what is computed together: max_chunk_tokens, how a prompt is cut into calls, the other slots. They are still the same bits
+ * for any number of threads, instruction set and residency.
  *
- * In each layer with experts, of the n tokens computed together (max_chunk_tokens or what is left of the call, in order of slot,
- * then position; rows of colibri_moe_forward likewise) every expert takes at most C token-expert pairs (GShard, arXiv
+ * In each layer with experts, of the n tokens computed together (max_chunk_tokens or what is left of the call, in order of
+ * slot, then position; rows of colibri_moe_forward likewise) every expert takes at most C token-expert pairs (GShard, arXiv
  * 2006.16668; Switch, arXiv 2101.03961), computed without rounding from the float's exact value:
  *
  *     C = max(1, ceil(capacity_factor * n * top_k / num_experts))
  *
  * Tokens take their places in order. A pair is admitted if its expert has fewer than C pairs of the tokens before; else the
- * expert is full, and the strategy says what becomes of the pair. One token alone (n = 1) finds no expert full: decoding one slot
- * is not changed. A token whose router logits are not finite stays as it is and takes no place: its slot fails, the others do
- * not notice. Moved and dropped pairs are counted in colibri_stats; the tokens of colibri_expert_stats are those after moving and
- * dropping. colibri_route_tokens is not affected. */
+ * expert is full, and the strategy says what becomes of the pair. One token alone (n = 1) finds no expert full: decoding one
+ * slot is not changed. A token whose router logits are not finite stays as it is and takes no place: its slot fails, the
+ * others do not notice. Moved and dropped pairs are counted in colibri_stats; the tokens of colibri_expert_stats are those
+ * after moving and dropping. colibri_route_tokens is not affected. */
 typedef enum colibri_load_balancing_t {
     COLIBRI_BALANCE_NONE = 0,
     /* A token's pairs with full experts move, in order, after its others were admitted: each to the expert with the largest
      * p = exp(logit - the token's largest logit), in float and above 0, ties to the lower id, that is neither full nor the
-     * token's already; without one it is dropped. The weights are then those that the router gives to the experts the token now has:
-     * p / sum * routed_scale, where the sum is over all experts by id, or with norm_topk over the token's (first those that stayed,
-     * then the moved ones, each most likely first; weights are 0 if it is 0) */
+     * token's already; without one it is dropped. The weights of a token that lost a pair are then those that the router gives
+     * to the experts it now has: p / sum * routed_scale, where the sum is over all experts by id, or with norm_topk over the
+     * token's (first those that stayed, then the moved ones, each most likely first; weights are 0 if it is 0) */
     COLIBRI_BALANCE_SOFT_CAPACITY = 1,
     /* A pair with a full expert is dropped: it adds nothing, and the token's other weights stay what they were */
     COLIBRI_BALANCE_HARD_CAPACITY = 2
@@ -392,8 +392,8 @@ COLIBRI_API colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer,
 /* One layer's experts: output[t] = sum over the chosen experts of weight * expert(hidden[t]), plus the (gated) shared expert; of
  * a dense layer its MLP. The router is asked inside. hidden and output are float [n][hidden_size], row-major, 64-byte aligned;
  * hidden is already normed, no residual is added, and they may be the same buffer. Rows do not depend on each other,
- * but for a load_balancing_strategy. A NaN or infinity in a row's result: COLIBRI_ERR_NOT_FINITE naming the first such row, which
- * becomes zeros; the other rows are right. Slots and their caches are not touched. [no alloc] */
+ * but for a load_balancing_strategy. A NaN or infinity in a row's result: COLIBRI_ERR_NOT_FINITE naming the first such row,
+ * which becomes zeros; the other rows are right. Slots and their caches are not touched. [no alloc] */
 COLIBRI_API colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, float *output);
 
 /* ---- Statistics --------------------------------------------------------------------------------------------------------- */
