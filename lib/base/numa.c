@@ -1,12 +1,12 @@
-/* numa.c: from the text of config.numa_policy to a node for every weight, a node for every thread, and the pieces of work that each
- * thread begins with; see numa.h. Arithmetic alone: no system call. */
+/* numa.c: from the text of config.numa_policy to a node for every weight, a node for every thread, and the pieces of work that
+ * each thread begins with; see numa.h. Arithmetic alone: no system call. */
 #include "base/numa.h"
 
 #include "base/status.h"
 
 #define MOST_NUMBER 100000000u /* beyond any layer or node */
 
-/* ---- The text ------------------------------------------------------------------------------------------------------------- */
+/* ---- The text ------------------------------------------------------------------------------------------------------------ */
 
 static bool read_number(const char **text, uint32_t *number) {
     if (**text < '0' || **text > '9') return false;
@@ -32,7 +32,8 @@ static bool read_run(const char **text, uint32_t run[3]) {
 
 static colibri_status_t fail_text(const char *policy) {
     return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                     "config.numa_policy is \"%.*s\", allowed are none, interleave, or a list of layers and nodes as 0-15:0,16-31:1",
+                     "config.numa_policy is \"%.*s\", allowed are none, interleave, or a list of layers and nodes as "
+                     "0-15:0,16-31:1",
                      coli_fitting(policy, 64), policy);
 }
 
@@ -42,8 +43,8 @@ static colibri_status_t add_run(const char *policy, const uint32_t run[3], coli_
     while (at > 0 && numa->runs[at - 1].first > run[0]) at--;
     bool before = at > 0 && numa->runs[at - 1].last >= run[0], after = at < numa->num_runs && numa->runs[at].first <= run[1];
     if (before || after)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.numa_policy \"%.*s\" names layer %u twice", coli_fitting(policy, 64),
-                         policy, before ? run[0] : numa->runs[at].first);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.numa_policy \"%.*s\" names layer %u twice",
+                         coli_fitting(policy, 64), policy, before ? run[0] : numa->runs[at].first);
     if (at > 0 && numa->runs[at - 1].last + 1 == run[0] && numa->runs[at - 1].node == run[2]) {
         numa->runs[at - 1].last = run[1];
         return COLIBRI_OK;
@@ -63,12 +64,12 @@ static colibri_status_t add_run(const char *policy, const uint32_t run[3], coli_
 static colibri_status_t check_run(const char *policy, const uint32_t run[3], uint32_t num_layers, uint32_t num_nodes) {
     int shown = coli_fitting(policy, 64);
     if (run[1] >= num_layers)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.numa_policy \"%.*s\" names layer %u, but the model's are 0 to %u",
-                         shown, policy, COLI_MAX(run[0], num_layers), num_layers - 1);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "config.numa_policy \"%.*s\" names layer %u, but the model's are 0 to %u", shown, policy, COLI_MAX(run[0], num_layers), num_layers - 1);
     if (run[2] >= num_nodes)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.numa_policy \"%.*s\" names node %u, but this process may use %u memory node%s, counted from 0", shown,
-                         policy, run[2], num_nodes, num_nodes == 1 ? "" : "s");
+                         "config.numa_policy \"%.*s\" names node %u, but this process may use %u memory node%s, counted from 0",
+                         shown, policy, run[2], num_nodes, num_nodes == 1 ? "" : "s");
     return COLIBRI_OK;
 }
 
@@ -85,8 +86,8 @@ static colibri_status_t parse_list(const char *policy, uint32_t num_layers, coli
     uint32_t next = 0;
     for (uint32_t i = 0; i < numa->num_runs && numa->runs[i].first == next; i++) next = numa->runs[i].last + 1;
     if (next == num_layers) return COLIBRI_OK;
-    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.numa_policy \"%.*s\" names no node for layer %u; the model's are 0 to %u",
-                     coli_fitting(policy, 64), policy, next, num_layers - 1);
+    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                     "config.numa_policy \"%.*s\" names no node for layer %u; the model's are 0 to %u", coli_fitting(policy, 64), policy, next, num_layers - 1);
 }
 
 colibri_status_t coli_numa_parse(const char *policy, uint32_t num_layers, const coli_topology_t *topology, coli_numa_t *numa) {
@@ -106,7 +107,7 @@ colibri_status_t coli_numa_parse(const char *policy, uint32_t num_layers, const 
     return COLIBRI_OK;
 }
 
-/* ---- Nodes of weights ----------------------------------------------------------------------------------------------------- */
+/* ---- Nodes of weights ---------------------------------------------------------------------------------------------------- */
 
 int32_t coli_numa_layer(const coli_numa_t *numa, uint32_t layer) {
     for (uint32_t i = 0; i < numa->num_runs; i++)
@@ -119,7 +120,7 @@ int32_t coli_numa_expert(const coli_numa_t *numa, uint32_t layer, uint32_t exper
     return coli_numa_layer(numa, layer);
 }
 
-/* ---- Nodes of threads ----------------------------------------------------------------------------------------------------- */
+/* ---- Nodes of threads ---------------------------------------------------------------------------------------------------- */
 
 /* The node used that a thread more disturbs least: room on its CPUs first, then few threads, then a low number. */
 static uint32_t emptiest(const coli_numa_t *numa, const uint32_t *threads, const uint32_t *cpus) {
@@ -150,7 +151,7 @@ void coli_numa_threads(coli_numa_t *numa, const coli_topology_t *topology, uint3
         for (uint32_t k = 0; k < threads[n]; k++) numa->thread_node[i++] = (uint8_t)n;
 }
 
-/* ---- Shares of work ------------------------------------------------------------------------------------------------------- */
+/* ---- Shares of work ------------------------------------------------------------------------------------------------------ */
 
 /* What a region's threads do for a node. */
 typedef struct group {

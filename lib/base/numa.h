@@ -26,10 +26,10 @@ typedef enum coli_numa_kind { COLI_NUMA_NONE, COLI_NUMA_INTERLEAVE, COLI_NUMA_LA
 typedef struct coli_numa {
     coli_numa_kind_t kind;
     uint32_t num_nodes;            /* of the topology; 0 with NONE */
-    uint32_t num_used;             /* nodes that weights are put on: all with INTERLEAVE, those that the list names with LAYERS */
+    uint32_t num_used;             /* nodes that weights are put on: all with INTERLEAVE, those the list names with LAYERS */
     uint64_t used;                 /* bit n: node n is one of them */
     int32_t id[COLI_MAX_NODES];    /* the topology's */
-    uint64_t page;                 /* bytes of a page of the memory that coli_os_place is given (2 MiB, 1 GiB); 0: the system's */
+    uint64_t page;                 /* bytes of a page of memory given to coli_os_place (2 MiB, 1 GiB); 0: the system's */
     uint32_t num_runs;             /* LAYERS */
     struct { uint32_t first, last, node; } runs[COLI_MAX_NODE_RUNS]; /* ascending, every layer in exactly one */
     uint8_t thread_node[COLI_MAX_THREADS]; /* node that each thread works for; thread 0 is the caller's */
@@ -45,8 +45,8 @@ void coli_numa_threads(coli_numa_t *numa, const coli_topology_t *topology, uint3
 /* Node of an expert; of a layer's other weights, -1: page by page over all; both -1 with NONE. */
 int32_t coli_numa_expert(const coli_numa_t *numa, uint32_t layer, uint32_t expert);
 int32_t coli_numa_layer(const coli_numa_t *numa, uint32_t layer);
-/* Which of the pieces of work each thread begins with, for coli_pool_run_shares. node_chunks[n] pieces are node n's, and all lie
- * in order of node. Every node gets as many threads as its part of the work is worth, its own ones first, and those share its
+/* Which of the pieces of work each thread begins with, for coli_pool_run_shares. node_chunks[n] pieces are node n's, and they
+ * lie in order of node. Every node gets as many threads as its part of the work is worth, its own ones first, and those share its
  * pieces equally; so the threads of a node without work begin with another's, and a node without threads gets some. */
 void coli_numa_shares(const coli_numa_t *numa, uint32_t num_threads, const uint32_t *node_chunks, coli_share_t *shares);
 

@@ -31,7 +31,7 @@ static bool has(const unsigned long *set, int64_t i) { return set[(size_t)i / LO
 
 static void put(unsigned long *set, int64_t i) { set[(size_t)i / LONG_BITS] |= 1ul << ((size_t)i % LONG_BITS); }
 
-/* ---- What there is -------------------------------------------------------------------------------------------------------- */
+/* ---- What there is ------------------------------------------------------------------------------------------------------- */
 
 /* A file below /sys/devices/system/node, zero-terminated; false if it cannot be read. */
 static bool read_about(const char *format, int id, char text[LIST_BYTES]) {
@@ -41,7 +41,8 @@ static bool read_about(const char *format, int id, char text[LIST_BYTES]) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) return false;
     ssize_t got, length = 0;
-    while (length < LIST_BYTES - 1 && (got = read(descriptor, text + length, (size_t)(LIST_BYTES - 1 - length))) > 0) length += got;
+    while (length < LIST_BYTES - 1 && (got = read(descriptor, text + length, (size_t)(LIST_BYTES - 1 - length))) > 0)
+        length += got;
     close(descriptor);
     text[length] = '\0';
     return length > 0;
@@ -143,7 +144,7 @@ static bool read_topology(coli_topology_t *topology) {
     return read_owners(allowed, topology->cpu_node) > 1 && number_nodes(allowed, topology);
 }
 
-/* ---- Placing -------------------------------------------------------------------------------------------------------------- */
+/* ---- Placing ------------------------------------------------------------------------------------------------------------- */
 
 static bool set_policy(uint64_t begin, uint64_t end, int policy, const unsigned long *nodes, unsigned flags) {
     return syscall(SYS_mbind, (void *)(uintptr_t)begin, (unsigned long)(end - begin), policy, nodes, MOST_IDS, flags) == 0;

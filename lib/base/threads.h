@@ -1,6 +1,6 @@
-/* threads.h: the pool: num_threads - 1 workers beside the caller. A region's items are shared out as ranges, one a
- * thread, taken piece by piece from atomic counters; who is done helps the others. Outputs of items are disjoint, so who computes
- * what never changes a bit. Workers spin briefly, then sleep. */
+/* threads.h: the pool: num_threads - 1 workers beside the caller. A region's items are shared out as ranges, one a thread,
+ * taken piece by piece from atomic counters; who is done helps the others. Outputs of items are disjoint, so who computes what
+ * never changes a bit. Workers spin briefly, then sleep. */
 #ifndef COLI_THREADS_H
 #define COLI_THREADS_H
 
@@ -37,8 +37,8 @@ uint32_t coli_pool_num_threads(const coli_pool_t *pool);
 /* Run work over 0 ... items - 1, handed out `grain` at a time (>= 1); returns when all are done. With one thread, or not more
  * than `grain` items, it runs on the caller without waking anyone. No allocation; only futex system calls. */
 void coli_pool_run(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain);
-/* The same, thread i beginning with the pieces of `grain` items that shares[i] names ([num_threads], in any order, every piece in
- * exactly one; coli_numa_shares). Who is done helps the others. */
+/* The same, thread i beginning with the pieces of `grain` items that shares[i] names ([num_threads], in any order, every piece
+ * in exactly one; coli_numa_shares). Who is done helps the others. */
 void coli_pool_run_shares(coli_pool_t *pool, coli_work_fn work, void *argument, uint32_t items, uint32_t grain,
                           const coli_share_t *shares);
 

@@ -1,14 +1,13 @@
-/* test_threads.c: every item is worked on exactly once, whatever the number of threads, the grain and the neighbours; sleeping
- * workers wake; an idle pool uses no CPU. Also run with -Dtsan=true. */
+/* test_threads.c: every item is worked on exactly once, whatever the number of threads, the grain, the shares and the
+ * neighbours; sleeping workers wake; an idle pool uses no CPU; threads stay where they are tied. Also run with -Dtsan=true. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/os.h"
+#include "base/numa.h"
 #include "base/status.h"
-#include "base/threads.h"
 #include "check.h"
 
 #define MAX_ITEMS 5000
@@ -44,6 +43,73 @@ static void run_region(coli_pool_t *pool, region_t *region, uint32_t items, uint
     uint32_t wrong = 0;
     for (uint32_t i = 0; i < MAX_ITEMS; i++) wrong += region->count[i] != (i < items);
     CHECK_EQ(wrong, 0);
+}
+
+/* Every thread begins with a share; some have none, one has all, shares lie in any order. Whoever is done helps. */
+static void test_shares(uint32_t num_threads, int repeats) {
+    static region_t region;
+    coli_share_t shares[COLI_MAX_THREADS];
+    void *memory = aligned_alloc(COLI_ALIGN, coli_pool_size(num_threads));
+    coli_pool_t *pool = coli_pool_start(memory, num_threads, NULL);
+    uint32_t state = 1;
+    for (int repeat = 0; repeat < repeats; repeat++) {
+        uint32_t items = 1 + (uint32_t)repeat * 37 % MAX_ITEMS, grain = 1 + (uint32_t)repeat % 5, begin = 0;
+        uint32_t chunks = items / grain + (items % grain != 0), first = (uint32_t)repeat % num_threads;
+        for (uint32_t i = 0; i < num_threads; i++) {
+            state = state * 1664525u + 1013904223u;
+            uint32_t size = i + 1 == num_threads || repeat % 4 == 0 ? chunks - begin : (state >> 8) % (chunks - begin + 1);
+            shares[(i + first) % num_threads] = (coli_share_t){begin, begin + size};
+            begin += size;
+        }
+        memset(region.count, 0, sizeof region.count);
+        region.items = items;
+        region.grain = grain;
+        region.num_threads = num_threads;
+        coli_pool_run_shares(pool, count_items, &region, items, grain, shares);
+        uint32_t wrong = 0;
+        for (uint32_t i = 0; i < MAX_ITEMS; i++) wrong += region.count[i] != (i < items);
+        CHECK_EQ(wrong, 0);
+    }
+    CHECK_EQ(region.faults, 0);
+    coli_pool_stop(pool);
+    free(memory);
+}
+
+/* A thread that all pieces are given to does not do them alone, and its share is what it begins with. */
+static void test_help(void) {
+    static region_t region;
+    coli_share_t shares[2] = {{0, 0}, {0, 40}};
+    void *memory = aligned_alloc(COLI_ALIGN, coli_pool_size(2));
+    coli_pool_t *pool = coli_pool_start(memory, 2, NULL);
+    region.items = 40, region.grain = 1, region.num_threads = 2;
+    region.pause_ns = 200000;
+    for (int i = 0; i < 1000 && (i == 0 || region.by_thread[0] == 0 || region.by_thread[1] == 0); i++)
+        coli_pool_run_shares(pool, count_items, &region, 40, 1, shares);
+    CHECK(region.by_thread[0] > 0 && region.by_thread[1] > 0);
+    coli_pool_stop(pool);
+    free(memory);
+}
+
+/* Workers on CPUs, or on those of a node; a place that is not there is an error that names the thread. */
+static void test_ties(void) {
+    static coli_topology_t topology;
+    static const uint8_t nodes[3] = {0, 0, 0};
+    static const int32_t nowhere[3] = {0, COLI_MAX_CPUS - 1, COLI_MAX_CPUS - 1};
+    void *memory = aligned_alloc(COLI_ALIGN, coli_pool_size(3));
+    coli_os_topology(&topology);
+    coli_ties_t ties = {NULL, &topology, nodes};
+    coli_pool_t *pool = coli_pool_start(memory, 3, &ties);
+    CHECK(pool != NULL);
+    if (pool) coli_pool_stop(pool);
+    ties.cpus = nowhere;
+    CHECK(coli_pool_start(memory, 3, &ties) == NULL);
+    CHECK(colibri_last_status() == COLIBRI_ERR_THREAD && strstr(colibri_last_error(), "on CPU 8191 (cpu_affinity)"));
+    ties.cpus = NULL;
+    memset(topology.cpu_node, 0xFF, sizeof topology.cpu_node); /* a node without a CPU */
+    topology.id[0] = 0;
+    CHECK(coli_pool_start(memory, 3, &ties) == NULL);
+    CHECK(colibri_last_status() == COLIBRI_ERR_THREAD && strstr(colibri_last_error(), "the CPUs of node 0 (numa_policy)"));
+    free(memory);
 }
 
 static coli_pool_t *start(uint32_t num_threads, void **memory) {
@@ -132,6 +198,11 @@ int main(void) {
     test_counts(3, 5);
     test_counts(8, 5);
     test_counts(32, 1);
+    test_shares(1, 20);
+    test_shares(2, 200);
+    test_shares(5, 100);
+    test_help();
+    test_ties();
     test_pauses();
     test_idle();
     test_fork();
