@@ -81,6 +81,7 @@ const isa_aarch64 = [_]IsaSource{
 const tests = [_][]const u8{
     "test_base",
     "test_threads",
+    "test_reader",
     "test_numa",
     "test_guard",
     "test_math",
