@@ -14,7 +14,8 @@
  *
  * Limits. num_layers 1 ... 65535; vocab_size at most 2^24; hidden_size and moe_intermediate at most 65535;
  * shared_intermediate, dense_intermediate and num_heads * D (see Heads) at most 131072; head_dim at most 1024; num_experts
- * at most 65535; max_position, rope_original_max and window at most 2^30. Floats are finite; eps, the attention factor and
+ * at most 65535; max_position, rope_original_max and window at most 2^30; tokenizer, chat template and metadata at most
+ * COLIBRI_FILE_MAX_BYTES each. Floats are finite; eps, the attention factor and
  * all scales are positive. Flags are 0 or 1. bos_token and pad_token are -1 or an id below vocab_size, eos_token[i] with
  * i < num_eos is an id.
  *
@@ -77,6 +78,7 @@ extern "C" {
 #define COLIBRI_FILE_ALIGNMENT 64            /* of every payload */
 #define COLIBRI_FILE_EXPERT_ALIGNMENT 2097152 /* of a layer's experts, if they take at least this much; else 4096 */
 #define COLIBRI_FILE_EXPERT_STRIDE_ALIGNMENT 4096 /* of entry.stride in COLIBRI_ROLE_EXPERTS */
+#define COLIBRI_FILE_MAX_BYTES 1073741824u   /* of a payload that is bytes */
 #define COLIBRI_TILE_ROWS 16
 #define COLIBRI_TILE_K 128                   /* k is padded to a multiple of this */
 #define COLIBRI_MAX_ROTATION 4096

@@ -1,13 +1,17 @@
-/* format.c: the mapped bytes of a file, all of them hostile, become a checked directory (DESIGN: file -> format -> weights).
+/* format.c: the bytes of a file, all of them hostile, become a checked directory (DESIGN: file -> format -> weights).
  *
  * The order of the checks matters: header, then the directory's place, then its checksum, then parameters, then layers, then
  * entries. Each step relies only on what the steps before it have proven. The limits in colibri_format.h keep every product
  * of shapes far below 2^64; what the file itself states (offset, size, stride) is compared with them by arithmetic that
- * cannot overflow. Payloads are not read here, except by coli_format_verify. */
+ * cannot overflow. Payloads of weights are not read here, except by coli_format_verify.
+ *
+ * Whoever may write to the file can do so while it is open. So what decisions are made by (header, directory, tokenizer, texts)
+ * is copied before it is checked, each part when its size is known to lie inside the file. Weights are but numbers. */
 #include "model/format.h"
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/status.h"
 
@@ -92,6 +96,7 @@ uint64_t coli_mlp_bytes(uint32_t dtype, uint32_t intermediate, uint32_t hidden) 
 /* What the checks below work on. */
 typedef struct check {
     const char *path;
+    const coli_file_t *source; /* NULL: all lies in memory at d.file, and nobody changes it */
     coli_directory_t d;
 } check_t;
 
@@ -153,6 +158,28 @@ static bool all_zero(const void *data, size_t n) {
     return true;
 }
 
+/* ---- Reading -------------------------------------------------------------------------------------------------------- */
+
+/* `bytes` at `offset`, which lie inside the file: where they are in memory, or read into `to`. */
+static colibri_status_t obtain(const check_t *c, uint64_t offset, uint64_t bytes, void *to, const uint8_t **where) {
+    *where = to;
+    if (c->source == NULL) *where = c->d.file + offset;
+    int64_t got = c->source == NULL ? (int64_t)bytes : coli_os_read(c->source, to, bytes, offset);
+    if (got == (int64_t)bytes) return COLIBRI_OK;
+    if (got < 0) {
+        return bad(c, COLIBRI_ERR_IO, "cannot read %llu bytes at offset %llu: %s (error %d)", (unsigned long long)bytes,
+                   (unsigned long long)offset, coli_os_reason((int)-got), (int)-got);
+    }
+    return bad(c, COLIBRI_ERR_IO, "the file was cut off while it was opened: of %llu bytes at offset %llu only %llu are left",
+               (unsigned long long)bytes, (unsigned long long)offset, (unsigned long long)got);
+}
+
+static colibri_status_t room(const check_t *c, uint64_t bytes, const char *what, uint8_t **memory) {
+    *memory = c->source == NULL ? NULL : malloc((size_t)bytes);
+    if (c->source == NULL || *memory != NULL) return COLIBRI_OK;
+    return bad(c, COLIBRI_ERR_OUT_OF_MEMORY, "no memory for its %s (%llu bytes)", what, (unsigned long long)bytes);
+}
+
 /* ---- Header --------------------------------------------------------------------------------------------------------- */
 
 static colibri_status_t check_version(const check_t *c, uint32_t version) {
@@ -173,7 +200,13 @@ static colibri_status_t check_version(const check_t *c, uint32_t version) {
     return bad(c, COLIBRI_ERR_FORMAT, "format version 0x%04x does not exist; %s", (unsigned)version, REMEDY_DAMAGED);
 }
 
-static colibri_status_t check_start(const check_t *c, const uint8_t *file, uint64_t size) {
+/* As much of the header as there is, into `copy` or where it lies. */
+static colibri_status_t check_start(check_t *c, colibri_file_header *copy) {
+    const uint8_t *file;
+    uint64_t size = c->d.file_size;
+    colibri_status_t status = obtain(c, 0, COLI_MIN(size, HEADER_BYTES), copy, &file);
+    if (status != COLIBRI_OK) return status;
+    c->d.header = (const colibri_file_header *)file;
     if (size >= 4 && memcmp(file, COLIBRI_FILE_MAGIC, 4) != 0) {
         return bad(c, COLIBRI_ERR_FORMAT,
                    "not a .colibri file: it begins with the bytes %02x %02x %02x %02x instead of 43 4f 4c 49 (\"COLI\"); "
@@ -184,11 +217,11 @@ static colibri_status_t check_start(const check_t *c, const uint8_t *file, uint6
         return bad(c, COLIBRI_ERR_FORMAT, "not a .colibri file, or truncated: it has %llu bytes, the header alone takes %u",
                    (unsigned long long)size, (unsigned)HEADER_BYTES);
     }
-    return check_version(c, ((const colibri_file_header *)file)->version);
+    return check_version(c, c->d.header->version);
 }
 
-/* The file's size and the directory's place; sets the pointers of the directory. */
-static colibri_status_t check_extent(check_t *c) {
+/* The file's size and the directory's place. */
+static colibri_status_t check_extent(const check_t *c) {
     const colibri_file_header *h = c->d.header;
     if (h->file_size != c->d.file_size) {
         return bad(c, COLIBRI_ERR_FORMAT, "the file %s: it has %llu bytes, its header says %llu; copy or convert it again",
@@ -213,7 +246,20 @@ static colibri_status_t check_extent(check_t *c) {
                    (unsigned long long)expected, (unsigned long long)h->directory_offset, (unsigned long long)c->d.file_size,
                    REMEDY_DAMAGED);
     }
-    const uint8_t *start = c->d.file + h->directory_offset;
+    return COLIBRI_OK;
+}
+
+/* Its place and size are proven (at most some 65 MiB). From here on the header, too, is where it stays. */
+static colibri_status_t get_directory(check_t *c) {
+    const colibri_file_header *h = c->d.header;
+    const uint8_t *start;
+    uint64_t size = h->directory_size;
+    colibri_status_t status = room(c, HEADER_BYTES + size, "directory", &c->d.head);
+    if (status == COLIBRI_OK && c->d.head != NULL) c->d.header = memcpy(c->d.head, h, HEADER_BYTES);
+    if (status == COLIBRI_OK) {
+        status = obtain(c, h->directory_offset, size, c->d.head == NULL ? NULL : c->d.head + HEADER_BYTES, &start);
+    }
+    if (status != COLIBRI_OK) return status;
     c->d.params = (const colibri_file_params *)start;
     c->d.layers = (const colibri_file_layer *)(start + sizeof(colibri_file_params));
     c->d.entries = (const colibri_file_entry *)(c->d.layers + h->num_layers);
@@ -684,19 +730,63 @@ static colibri_status_t check_entries(const check_t *c) {
     return COLIBRI_OK;
 }
 
+/* ---- Bytes ---------------------------------------------------------------------------------------------------------- */
+
+/* Tokenizer and texts. The entries are proven: each role is there at most once. */
+static colibri_status_t get_bytes(check_t *c) {
+    const colibri_file_entry *found[COLI_BYTES_ROLES] = {NULL};
+    uint64_t sum = 0, at = 0;
+    for (uint32_t i = 0; i < c->d.num_entries; i++) {
+        const colibri_file_entry *e = &c->d.entries[i];
+        if (e->dtype != COLIBRI_FILE_BYTES) continue;
+        if (e->size > COLIBRI_FILE_MAX_BYTES) {
+            return bad_tensor(c, COLIBRI_ERR_FORMAT, find_role(e->role), e->layer, "has %llu bytes, more than %u; %s",
+                              (unsigned long long)e->size, COLIBRI_FILE_MAX_BYTES, REMEDY_WRITER);
+        }
+        found[e->role - COLIBRI_ROLE_TOKENIZER] = e;
+        sum += coli_pad((size_t)e->size, COLIBRI_FILE_ALIGNMENT);
+    }
+    colibri_status_t status = sum == 0 ? COLIBRI_OK : room(c, sum, "tokenizer and texts", &c->d.texts);
+    for (int i = 0; i < COLI_BYTES_ROLES && status == COLIBRI_OK; i++) {
+        if (found[i] == NULL) continue;
+        uint8_t *to = c->d.texts == NULL ? NULL : c->d.texts + at;
+        status = obtain(c, found[i]->offset, found[i]->size, to, &c->d.bytes[i]);
+        c->d.bytes_size[i] = (size_t)found[i]->size;
+        at += coli_pad((size_t)found[i]->size, COLIBRI_FILE_ALIGNMENT);
+    }
+    return status;
+}
+
+const uint8_t *coli_format_bytes(const coli_directory_t *directory, uint32_t role, size_t *size) {
+    COLI_ASSERT(role >= COLIBRI_ROLE_TOKENIZER && role - COLIBRI_ROLE_TOKENIZER < COLI_BYTES_ROLES);
+    *size = directory->bytes_size[role - COLIBRI_ROLE_TOKENIZER];
+    return directory->bytes[role - COLIBRI_ROLE_TOKENIZER];
+}
+
 /* ---- The whole ------------------------------------------------------------------------------------------------------ */
 
-colibri_status_t coli_format_open(const uint8_t *file, uint64_t size, const char *path, coli_directory_t *directory) {
-    check_t c = {.path = path, .d = {.file = file, .file_size = size, .header = (const colibri_file_header *)file}};
-    colibri_status_t status = check_start(&c, file, size);
+colibri_status_t coli_format_open(const uint8_t *data, uint64_t size, const coli_file_t *source, const char *path,
+                                  coli_directory_t *directory) {
+    check_t c = {.path = path, .source = source, .d = {.file = data, .file_size = size}};
+    colibri_file_header header;
+    colibri_status_t status = check_start(&c, &header);
     if (status == COLIBRI_OK) status = check_extent(&c);
+    if (status == COLIBRI_OK) status = get_directory(&c);
     if (status == COLIBRI_OK) status = check_checksum(&c);
     if (status == COLIBRI_OK) status = check_header(&c);
     if (status == COLIBRI_OK) status = check_params(&c);
     if (status == COLIBRI_OK) status = check_layers(&c);
     if (status == COLIBRI_OK) status = check_entries(&c);
+    if (status == COLIBRI_OK) status = get_bytes(&c);
     if (status == COLIBRI_OK) *directory = c.d;
+    else coli_format_close(&c.d);
     return status;
+}
+
+void coli_format_close(coli_directory_t *directory) {
+    free(directory->head);
+    free(directory->texts);
+    *directory = (coli_directory_t){0};
 }
 
 colibri_status_t coli_format_verify(const coli_directory_t *directory, const char *path) {

@@ -1,4 +1,4 @@
-/* model.c: the model object and its public functions: opening (map -> format -> weights -> tokenizer), references, what the
+/* model.c: the model object and its public functions: opening (file -> format -> weights -> tokenizer), references, what the
  * file says about itself, and text. A model is immutable after opening, so nothing here locks; only the count of references
  * changes, atomically. */
 #include <stdatomic.h>
@@ -12,14 +12,15 @@
 
 /* ---- Opening and closing -------------------------------------------------------------------------------------------- */
 
-/* Everything that can fail after the file is mapped. On failure the caller frees what the model holds by then. */
+/* Everything that can fail after the model's bytes are at hand. On failure the caller frees what the model holds by then. */
 static colibri_status_t fill(colibri_model_t *model, const char *path) {
     size_t length = strlen(path) + 1;
     model->path = malloc(length);
     if (model->path == NULL) return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the path of the model");
     memcpy(model->path, path, length);
 
-    colibri_status_t status = coli_format_open(model->map.data, model->map.size, path, &model->directory);
+    const coli_file_t *source = model->file.handle < 0 ? NULL : &model->file; /* none: the bytes are memory */
+    colibri_status_t status = coli_format_open(model->map.data, model->map.size, source, path, &model->directory);
     if (status != COLIBRI_OK) return status;
     coli_weights_totals(&model->directory, &model->num_parameters, &model->active_bytes);
 
@@ -30,10 +31,11 @@ static colibri_status_t fill(colibri_model_t *model, const char *path) {
     }
     coli_weights_view(&model->directory, layers, &model->weights);
 
-    const colibri_file_entry *e = coli_format_find(&model->directory, COLIBRI_ROLE_TOKENIZER, 0);
-    if (e == NULL) return COLIBRI_OK;
+    size_t size;
+    const uint8_t *payload = coli_format_bytes(&model->directory, COLIBRI_ROLE_TOKENIZER, &size);
+    if (payload == NULL) return COLIBRI_OK;
     coli_tokenizer_t *tokenizer = NULL;
-    status = coli_tokenizer_open(model->map.data + e->offset, e->size, model->directory.params->vocab_size, &tokenizer);
+    status = coli_tokenizer_open(payload, size, model->directory.params->vocab_size, &tokenizer);
     model->tokenizer = tokenizer;
     if (status == COLIBRI_OK) return status;
     char reason[320]; /* the sentence's own buffer is about to be written */
@@ -45,6 +47,7 @@ static void destroy(colibri_model_t *model) {
     if (model->tokenizer != NULL) coli_tokenizer_close((coli_tokenizer_t *)model->tokenizer);
     free(model->weights.layers);
     free(model->path);
+    coli_format_close(&model->directory);
     coli_os_unmap(&model->map);
     coli_os_close(&model->file);
     free(model);
@@ -112,7 +115,8 @@ colibri_status_t colibri_model_info(const colibri_model_t *model, colibri_model_
     i.num_eos = (int32_t)p->num_eos;
     for (uint32_t j = 0; j < COLIBRI_MAX_EOS; j++) i.eos_token[j] = j < p->num_eos ? p->eos_token[j] : -1;
     i.has_tokenizer = model->tokenizer != NULL;
-    i.has_chat_template = coli_format_find(&model->directory, COLIBRI_ROLE_CHAT_TEMPLATE, 0) != NULL;
+    size_t bytes;
+    i.has_chat_template = coli_format_bytes(&model->directory, COLIBRI_ROLE_CHAT_TEMPLATE, &bytes) != NULL;
     i.file_size = model->directory.file_size;
     i.num_parameters = model->num_parameters;
     i.active_bytes = model->active_bytes;
@@ -131,9 +135,7 @@ static colibri_status_t text_of(const colibri_model_t *model, uint32_t role, con
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "%s is NULL; text and bytes must point to where the %s shall go",
                          text == NULL ? "text" : "bytes", coli_role_name(role));
     }
-    const colibri_file_entry *e = coli_format_find(&model->directory, role, 0);
-    *text = e == NULL ? NULL : (const char *)(model->map.data + e->offset);
-    *bytes = e == NULL ? 0 : (size_t)e->size;
+    *text = (const char *)coli_format_bytes(&model->directory, role, bytes);
     return COLIBRI_OK;
 }
 

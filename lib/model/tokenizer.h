@@ -1,5 +1,5 @@
-/* tokenizer.h: text to ids and back, from the tokenizer payload of the file (tokenizer_format.h), which is mapped and used as it
- * lies. */
+/* tokenizer.h: text to ids and back, from the tokenizer payload of the file (tokenizer_format.h), which is used as it lies in
+ * memory. */
 #ifndef COLI_TOKENIZER_H
 #define COLI_TOKENIZER_H
 
@@ -7,7 +7,8 @@
 
 typedef struct coli_tokenizer coli_tokenizer_t;
 
-/* Check an untrusted payload and make a view of it (small, from malloc; the payload must stay mapped). vocab_size bounds ids. */
+/* Check an untrusted payload and make a view of it (small, from malloc; the payload must stay and not change). vocab_size
+ * bounds ids. */
 colibri_status_t coli_tokenizer_open(const uint8_t *payload, uint64_t size, uint32_t vocab_size, coli_tokenizer_t **tokenizer);
 void coli_tokenizer_close(coli_tokenizer_t *tokenizer);
 

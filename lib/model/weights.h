@@ -58,7 +58,7 @@ struct colibri_model_t {
     coli_file_map_t map;
     coli_directory_t directory;
     coli_weights_t weights;
-    const struct coli_tokenizer *tokenizer; /* NULL: the file has none. Built at open, tables stay in the mapping */
+    const struct coli_tokenizer *tokenizer; /* NULL: the file has none. Its tables are the directory's bytes */
     char *path;                             /* for messages */
     uint64_t num_parameters, active_bytes;  /* as colibri_model_info_t has them */
     _Atomic int32_t references;

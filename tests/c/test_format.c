@@ -1,8 +1,10 @@
 /* test_format.c: files as untrusted bytes. Good files of many shapes open and their weights lie where they should; every
  * truncation and every flipped byte of header and directory is refused; so is every kind of lie under a right checksum, by a
- * sentence that names it; damaged payloads are found by verify; failed opens leave nothing behind. */
+ * sentence that names it; damaged payloads are found by verify; failed opens leave nothing behind. Read from a file they give
+ * the same, and what happens to the file after that changes nothing but weights. */
 #include "check.h"
 #include "make_file.h"
+#include "make_tokenizer.h"
 
 #include "base/status.h"
 #include "base/structs.h"
@@ -11,6 +13,8 @@
 
 #if defined(__linux__)
 #include <dirent.h>
+#endif
+#if !defined(_WIN32)
 #include <unistd.h>
 #endif
 
@@ -30,15 +34,34 @@ static make_spec_t full_spec(uint32_t dtype) { /* every optional thing at once *
 }
 
 /* Does opening these bytes fail with this status and a sentence that holds these words (NULL: any)? */
-static bool refused(const uint8_t *file, size_t size, colibri_status_t status, const char *words) {
+static bool refused(const uint8_t *file, uint64_t size, colibri_status_t status, const char *words) {
     coli_directory_t d;
-    colibri_status_t got = coli_format_open(file, size, "some/model.colibri", &d);
+    colibri_status_t got = coli_format_open(file, size, NULL, "some/model.colibri", &d);
     bool ok = got == status && (words == NULL || strstr(colibri_last_error(), words) != NULL) &&
               strstr(colibri_last_error(), "some/model.colibri: ") != NULL;
     if (!ok) {
         fprintf(stderr, "status %s instead of %s \"%s\": %s\n", colibri_status_name(got), colibri_status_name(status),
                 words == NULL ? "" : words, got == COLIBRI_OK ? "" : colibri_last_error());
     }
+    return ok;
+}
+
+#define PATH "test_format.tmp.colibri"
+
+/* The same from a file: the same status, the same sentence. There is no mapping: nothing may be looked up in it. */
+static bool same_from_file(const uint8_t *file, size_t size) {
+    coli_directory_t d = {0};
+    coli_file_t source = {.handle = -1};
+    char sentence[512] = "";
+    colibri_status_t expected = coli_format_open(file, size, NULL, "some/model.colibri", &d);
+    if (expected != COLIBRI_OK) snprintf(sentence, sizeof sentence, "%s", colibri_last_error());
+    CHECK(write_model_file(PATH, file, size) && coli_os_open(PATH, &source) == COLIBRI_OK);
+    colibri_status_t got = coli_format_open(NULL, size, &source, "some/model.colibri", &d);
+    coli_os_close(&source);
+    remove(PATH);
+    bool ok = got == expected && (got == COLIBRI_OK || strcmp(sentence, colibri_last_error()) == 0);
+    if (!ok) fprintf(stderr, "from memory: \"%s\", from a file: \"%s\"\n", sentence, got ? colibri_last_error() : "");
+    coli_format_close(&d);
     return ok;
 }
 
@@ -96,7 +119,7 @@ static void opens(const make_spec_t *s) {
     CHECK(file != NULL);
     if (file == NULL) return;
     coli_directory_t d;
-    CHECK_EQ(coli_format_open(file, size, "tiny", &d), COLIBRI_OK);
+    CHECK_EQ(coli_format_open(file, size, NULL, "tiny", &d), COLIBRI_OK);
     CHECK_EQ(coli_format_verify(&d, "tiny"), COLIBRI_OK);
     CHECK(coli_format_find(&d, COLIBRI_ROLE_HEAD, 0) != NULL && coli_format_find(&d, COLIBRI_ROLE_HEAD, 1) == NULL);
     coli_layer_t *layers = calloc(s->layers, sizeof *layers);
@@ -138,7 +161,7 @@ static void test_tile_address(void) {
     coli_directory_t d;
     coli_layer_t layers[2];
     coli_weights_t w;
-    CHECK_EQ(coli_format_open(file, size, "tiny", &d), COLIBRI_OK);
+    CHECK_EQ(coli_format_open(file, size, NULL, "tiny", &d), COLIBRI_OK);
     coli_weights_view(&d, layers, &w);
     coli_mlp_t mlp = coli_residency_expert(&w, 1, 3);
     const float *block = (const float *)(mlp.gate_up.tiles + (37 / 16 * 2 + 1) * mlp.gate_up.block_bytes);
@@ -154,6 +177,7 @@ static void test_truncation(const uint8_t *file, size_t size, size_t header_and_
     for (size_t n = 0; n < size; n += n < header_and_directory + 70 ? 1 : 997) {
         uint8_t *copy = copy_of(file, n);
         CHECK(refused(copy, n, COLIBRI_ERR_FORMAT, n >= 64 ? "truncated" : NULL));
+        if (n > 0 && (n < 70 || n % 499 == 0)) CHECK(same_from_file(copy, n));
         free(copy);
     }
     uint8_t *longer = calloc(1, size + 1);
@@ -167,7 +191,7 @@ static void test_flips(uint8_t *file, size_t size, size_t header_and_directory) 
     for (size_t i = 0; i < header_and_directory; i++) {
         for (unsigned mask = 1; mask < 256; mask = mask * 16 + 15) { /* one bit, the byte */
             file[i] ^= (uint8_t)mask;
-            CHECK(coli_format_open(file, size, "flipped", &d) != COLIBRI_OK);
+            CHECK(coli_format_open(file, size, NULL, "flipped", &d) != COLIBRI_OK);
             file[i] ^= (uint8_t)mask;
         }
     }
@@ -183,7 +207,7 @@ static void test_flips_with_checksum(const uint8_t *file, size_t size, size_t he
             copy[i] ^= masks[m];
             make_checksum(copy, size);
             coli_directory_t d;
-            if (coli_format_open(copy, size, "flipped", &d) == COLIBRI_OK) {
+            if (coli_format_open(copy, size, NULL, "flipped", &d) == COLIBRI_OK) {
                 coli_layer_t *layers = calloc(d.params->num_layers, sizeof *layers);
                 coli_weights_t w;
                 coli_weights_view(&d, layers, &w);
@@ -202,7 +226,7 @@ static void test_flips_with_checksum(const uint8_t *file, size_t size, size_t he
 
 static void test_verify(uint8_t *file, size_t size) {
     coli_directory_t d;
-    CHECK_EQ(coli_format_open(file, size, "m", &d), COLIBRI_OK);
+    CHECK_EQ(coli_format_open(file, size, NULL, "m", &d), COLIBRI_OK);
     for (uint32_t i = 0; i < d.num_entries; i++) {
         const colibri_file_entry *e = &d.entries[i];
         uint64_t places[] = {0, e->size / 2, e->size - 1};
@@ -250,6 +274,7 @@ static colibri_file_entry *entry_of(const victim_t *v, uint32_t role) {
         change;                                                                                                                \
         make_checksum(v.file, v.size);                                                                                         \
         CHECK(refused(v.file, v.size, status, words));                                                                         \
+        CHECK(same_from_file(v.file, v.size));                                                                                 \
         free(v.file);                                                                                                          \
     } while (0)
 
@@ -378,6 +403,22 @@ static void test_entry_lies(const uint8_t *file, size_t size) {
     LIE(COLIBRI_ERR_FORMAT, "twice", entry_of(&v, COLIBRI_ROLE_METADATA)->role = COLIBRI_ROLE_CHAT_TEMPLATE);
 }
 
+/* More bytes than a text may have, in a file that is large enough, or said to be: payloads in memory are not looked at. */
+static void test_too_many_bytes(const uint8_t *file, size_t size) {
+    victim_t v = take(file, size);
+    colibri_file_entry *e = entry_of(&v, COLIBRI_ROLE_METADATA);
+    coli_directory_t d;
+    for (uint64_t more = 0; more < 2; more++) {
+        e->size = COLIBRI_FILE_MAX_BYTES + more;
+        v.h->file_size = e->offset + e->size;
+        v.h->checksum = 0;
+        v.h->checksum = coli_crc32(coli_crc32(0, v.h, sizeof *v.h), v.p, (size_t)v.h->directory_size);
+        if (!more) CHECK_EQ(coli_format_open(v.file, v.h->file_size, NULL, "m", &d), COLIBRI_OK);
+        if (more) CHECK(refused(v.file, v.h->file_size, COLIBRI_ERR_FORMAT, "metadata has 1073741825 bytes, more than"));
+    }
+    free(v.file);
+}
+
 /* Take away each entry in turn: the optional ones may go, the others are missed by name. */
 static void test_missing(const uint8_t *file, size_t size) {
     uint32_t n = ((const colibri_file_header *)file)->num_entries;
@@ -395,15 +436,13 @@ static void test_missing(const uint8_t *file, size_t size) {
         snprintf(words, sizeof words, of_layer ? "tensor %s of layer %u is missing" : "tensor %s is missing",
                  coli_role_name(gone.role), (unsigned)gone.layer);
         coli_directory_t d;
-        if (optional) CHECK_EQ(coli_format_open(v.file, v.size, "m", &d), COLIBRI_OK);
+        if (optional) CHECK_EQ(coli_format_open(v.file, v.size, NULL, "m", &d), COLIBRI_OK);
         if (!optional) CHECK(refused(v.file, v.size, COLIBRI_ERR_FORMAT, words));
         free(v.file);
     }
 }
 
 /* ---- Model objects -------------------------------------------------------------------------------------------------- */
-
-#define PATH "test_format.tmp.colibri"
 
 static void test_model(const make_spec_t *s, uint8_t *file, size_t size) {
     CHECK(write_model_file(PATH, file, size));
@@ -457,6 +496,109 @@ static void test_model(const make_spec_t *s, uint8_t *file, size_t size) {
     remove(PATH);
 }
 
+/* ---- From a file ---------------------------------------------------------------------------------------------------- */
+
+/* What is copied is what is there in memory; weights are left where they were. */
+static void test_source(const uint8_t *file, size_t size) {
+    coli_directory_t memory, d;
+    coli_file_t source = {.handle = -1}, none = {.handle = -1, .size = size, .alignment = 1};
+    CHECK_EQ(coli_format_open(file, size, NULL, "m", &memory), COLIBRI_OK);
+    CHECK(memory.head == NULL && memory.texts == NULL && memory.header == (const void *)file);
+    CHECK(write_model_file(PATH, file, size) && coli_os_open(PATH, &source) == COLIBRI_OK);
+    CHECK_EQ(coli_format_open(file, size, &source, "m", &d), COLIBRI_OK);
+    CHECK(d.file == file && d.file_size == size && d.num_entries == memory.num_entries);
+    CHECK(d.header != memory.header && memcmp(d.header, memory.header, sizeof *d.header) == 0);
+    CHECK(d.params != memory.params && memcmp(d.params, memory.params, (size_t)d.header->directory_size) == 0);
+    CHECK((const void *)d.layers == d.params + 1 && (const void *)d.entries == d.layers + d.params->num_layers);
+    for (uint32_t role = COLIBRI_ROLE_TOKENIZER; role <= COLIBRI_ROLE_METADATA; role++) {
+        size_t bytes, copied;
+        const uint8_t *text = coli_format_bytes(&memory, role, &bytes), *copy = coli_format_bytes(&d, role, &copied);
+        const colibri_file_entry *e = coli_format_find(&memory, role, 0);
+        CHECK(text == (e ? file + e->offset : NULL) && bytes == (e ? e->size : 0) && copied == bytes);
+        CHECK(!e || (copy != text && (uintptr_t)copy % 8 == 0 && memcmp(copy, text, bytes) == 0));
+    }
+    CHECK_EQ(coli_format_verify(&d, "m"), COLIBRI_OK);
+    coli_format_close(&d), coli_format_close(&d), coli_format_close(&memory);
+    CHECK_EQ(coli_format_open(file, size, &none, "m", &d), COLIBRI_ERR_IO); /* no such descriptor */
+    CHECK(strstr(colibri_last_error(), "m: cannot read 64 bytes at offset 0: ") != NULL);
+    coli_os_close(&source);
+    remove(PATH);
+}
+
+/* The file becomes shorter between two looks at it. */
+static void test_cut_while_opening(const uint8_t *file, size_t size) {
+    size_t lengths[] = {10, 64, 1000, size - 1};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        coli_directory_t d;
+        coli_file_t source = {.handle = -1};
+        CHECK(write_model_file(PATH, file, lengths[i]) && coli_os_open(PATH, &source) == COLIBRI_OK);
+        source.size = size; /* as it was */
+        CHECK_EQ(coli_format_open(NULL, size, &source, "m", &d), COLIBRI_ERR_IO);
+        CHECK(strstr(colibri_last_error(), "m: the file was cut off while it was opened") != NULL);
+        coli_os_close(&source);
+    }
+    remove(PATH);
+}
+
+#if !defined(_WIN32)
+typedef struct answers {
+    colibri_model_info_t info;
+    colibri_tensor_info_t last;
+    int32_t tokens[16];
+    char text[64];
+    size_t count, bytes;
+} answers_t;
+
+static void ask(const colibri_model_t *model, answers_t *a) {
+    static const char said[] = "abc ab";
+    const char *text;
+    size_t bytes = 0;
+    *a = (answers_t){.info = COLIBRI_MODEL_INFO_INIT, .last = COLIBRI_TENSOR_INFO_INIT};
+    CHECK_EQ(colibri_model_info(model, &a->info), COLIBRI_OK);
+    CHECK_EQ(colibri_model_tensor(model, model->directory.num_entries - 1, &a->last), COLIBRI_OK);
+    CHECK_EQ(colibri_tokenize(model, said, 6, COLIBRI_TOKENIZE_ADD_SPECIAL, a->tokens, 16, &a->count), COLIBRI_OK);
+    CHECK_EQ(colibri_detokenize(model, a->tokens, a->count, 0, a->text, 64, &a->bytes), COLIBRI_OK);
+    CHECK(a->count == 4 && a->tokens[0] == 258 && a->tokens[1] == 257 && a->bytes == 6 && memcmp(a->text, said, 6) == 0);
+    CHECK_EQ(colibri_model_chat_template(model, &text, &bytes), COLIBRI_OK);
+    CHECK(bytes == strlen(make_template) && memcmp(text, make_template, bytes) == 0);
+    CHECK_EQ(colibri_model_metadata(model, &text, &bytes), COLIBRI_OK);
+    CHECK(bytes == strlen(make_metadata) && memcmp(text, make_metadata, bytes) == 0);
+}
+
+/* Overwritten in place, then cut off, under an open model: everything but the weights is as it was. */
+static void test_changed_file(void) {
+    make_spec_t s = full_spec(COLIBRI_FILE_F32);
+    payload *tokenizer = make_payload();
+    s.tokenizer = tokenizer, s.tokenizer_size = sizeof *tokenizer, s.vocab = 300;
+    size_t size;
+    uint8_t *file = make_model_file(&s, &size), *junk = malloc(size);
+    CHECK(file != NULL && junk != NULL && write_model_file(PATH, file, size));
+    colibri_model_t *model = NULL;
+    CHECK_EQ(colibri_model_open(PATH, &model), COLIBRI_OK);
+    if (model == NULL) return;
+    answers_t before, after;
+    ask(model, &before);
+    CHECK_EQ(colibri_model_verify(model), COLIBRI_OK);
+    FILE *f = fopen(PATH, "r+b");
+    CHECK(f != NULL && fwrite(memset(junk, 0xa5, size), 1, size, f) == size && fclose(f) == 0);
+    CHECK(model->map.data[0] == 0xa5); /* the mapping has changed */
+    ask(model, &after);
+    CHECK(memcmp(&before, &after, sizeof before) == 0);
+    CHECK_EQ(colibri_model_verify(model), COLIBRI_ERR_CHECKSUM);
+    CHECK(strstr(colibri_last_error(), "embedding") != NULL);
+    for (size_t left = size / 2; left > 0; left /= 16) {
+        CHECK_EQ(truncate(PATH, (off_t)left - 1), 0);
+        ask(model, &after);
+        CHECK(memcmp(&before, &after, sizeof before) == 0);
+    }
+    colibri_model_close(model);
+    remove(PATH);
+    free(junk), free(file), free(tokenizer);
+}
+#else
+static void test_changed_file(void) {} /* there a mapped file cannot be cut off */
+#endif
+
 /* What a caller can get wrong, on a model without a tokenizer. */
 static void test_arguments(const uint8_t *file, size_t size) {
     colibri_model_t *model = (colibri_model_t *)&size;
@@ -507,7 +649,7 @@ static void test_damaged_tokenizer(void) {
     char path[700];
     for (size_t i = 0; i + 3 < sizeof path; i += 2) memcpy(path + i, "\xd0\x97", 3);
     coli_directory_t d;
-    CHECK_EQ(coli_format_open(file, 10, path, &d), COLIBRI_ERR_FORMAT);
+    CHECK_EQ(coli_format_open(file, 10, NULL, path, &d), COLIBRI_ERR_FORMAT);
     CHECK(strstr(colibri_last_error(), "it has 10 bytes") != NULL);
     CHECK(strncmp(colibri_last_error(), "...\xd0\x97", 5) == 0);
     free(file);
@@ -635,6 +777,10 @@ int main(void) {
     test_param_lies(file, size);
     test_entry_lies(file, size);
     test_missing(file, size);
+    test_too_many_bytes(file, size);
+    test_source(file, size);
+    test_cut_while_opening(file, size);
+    test_changed_file();
     test_model(&s, file, size);
     test_arguments(file, size);
     test_damaged_tokenizer();
