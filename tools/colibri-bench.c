@@ -116,6 +116,30 @@ static void print_json_string(const char *text) {
     putchar('"');
 }
 
+/* A share from 0 to 1, or null of nothing. */
+static void print_json_share(const char *name, uint64_t part, uint64_t whole) {
+    if (whole) printf("\"%s\": %.6f, ", name, (double)part / (double)whole);
+    else printf("\"%s\": null, ", name);
+}
+
+/* Where the weights were, and what the cache did while the last round decoded. */
+static void print_json_residency(const colibri_stats_t *s) {
+    typedef unsigned long long number;
+    static const char *const truth[] = {"false", "true"};
+    printf("\"residency\": \"%s\", \"hugepage_size\": %llu, \"hugepage_bytes\": %llu, \"hugepage_pool\": %s, ",
+           cli_residency_name(s->residency), (number)s->hugepage_size, (number)s->hugepage_bytes, truth[s->hugepage_pool != 0]);
+    printf("\"direct_io\": %s, \"numa_nodes\": %d, \"memory_short\": %s, ", truth[s->direct_io != 0], s->numa_nodes,
+           truth[s->memory_short != 0]);
+    printf("\"cache\": {\"experts\": %llu, \"pinned\": %llu, \"hits\": %llu, \"misses\": %llu, \"hits_ahead\": %llu, ",
+           (number)s->cache_experts, (number)s->cache_pinned, (number)s->cache_hits, (number)s->cache_misses,
+           (number)s->cache_hits_ahead);
+    print_json_share("hit_rate", s->cache_hits, s->cache_hits + s->cache_misses);
+    print_json_share("ahead_accuracy", s->ahead_correct, s->ahead_predicted);
+    print_json_share("repeat_accuracy", s->repeat_correct, s->ahead_predicted);
+    printf("\"read_bytes\": %llu, \"read_bytes_ahead\": %llu, \"read_wait_ns\": %llu}, ", (number)s->read_bytes,
+           (number)s->read_bytes_ahead, (number)s->read_wait_ns);
+}
+
 static void print_json(const bench_t *bench, const colibri_stats_t *stats) {
     const cli_args_t *args = bench->args;
     double per_token = (double)(bench->weight_bytes / (uint64_t)args->gen_tokens);
@@ -129,6 +153,7 @@ static void print_json(const bench_t *bench, const colibri_stats_t *stats) {
            cli_rate((double)args->gen_tokens, bench->decode_seconds));
     printf("\"decode_ms\": {\"p50\": %.4f, \"p90\": %.4f, \"p99\": %.4f, \"max\": %.4f}, ", percentile_ms(bench, 50),
            percentile_ms(bench, 90), percentile_ms(bench, 99), percentile_ms(bench, 100));
+    print_json_residency(stats);
     printf("\"weight_bytes_per_token\": %.0f, \"weight_gb_per_s\": %.3f}\n", per_token,
            1e-9 * cli_rate((double)bench->weight_bytes, bench->decode_seconds));
 }
@@ -144,6 +169,7 @@ static void print_text(const bench_t *bench, const colibri_stats_t *stats) {
     printf("weights  %.3f MB read per decoded token, %.2f GB/s\n",
            1e-6 * (double)(bench->weight_bytes / (uint64_t)args->gen_tokens),
            1e-9 * cli_rate((double)bench->weight_bytes, bench->decode_seconds));
+    cli_print_residency(stdout, stats);
 }
 
 static int report(bench_t *bench) {

@@ -104,11 +104,6 @@ static int tokenize_prompt(run_t *run, const text_t *text) {
 
 /* ---- Setting up ----------------------------------------------------------------------------------------------------- */
 
-static void log_line(int level, const char *message, void *user_data) {
-    (void)user_data;
-    fprintf(stderr, "%s: %s\n", level == COLIBRI_LOG_WARNING ? "warning" : "info", message);
-}
-
 /* Decide how many tokens are made and how many a slot must hold: the last new one need not enter the cache. */
 static int slot_room(run_t *run, int32_t *room) {
     const cli_args_t *args = run->args;
@@ -131,7 +126,6 @@ static int open_session(run_t *run) {
     if (status == CLI_OK) status = slot_room(run, &config.max_seq_len);
     if (status != CLI_OK) return status;
     config.max_batch_size = run->num_slots;
-    if (run->args->verbose) config.log = log_line;
     run->session = colibri_init(&config);
     return run->session != NULL ? CLI_OK : cli_library_error(CLI_INFER);
 }
@@ -268,11 +262,16 @@ static void report_speed(const run_t *run) {
 }
 
 static void report_layer(const run_t *run, int32_t layer, colibri_expert_stats_t *rows) {
-    const double ms = 1e-6;
+    const double ms = 1e-6, mb = 1e-6;
     if (colibri_expert_stats(run->session, layer, rows, (size_t)run->info.num_experts) != COLIBRI_OK) return; /* dense */
     for (int32_t e = 0; e < run->info.num_experts; e++) {
-        fprintf(stderr, "%5d %6d %9llu %10.3f %11.3f %10.3f\n", layer, e, (unsigned long long)rows[e].tokens,
-                ms * (double)rows[e].load_ns, ms * (double)rows[e].compute_ns, ms * (double)rows[e].merge_ns);
+        const colibri_expert_stats_t *row = &rows[e];
+        fprintf(stderr, "%5d %6d %9llu %8llu %8llu %9.3f %10.3f %11.3f %10.3f  %s", layer, e, (unsigned long long)row->tokens,
+                (unsigned long long)row->hits, (unsigned long long)row->misses, mb * (double)row->bytes_read,
+                ms * (double)row->load_ns, ms * (double)row->compute_ns, ms * (double)row->merge_ns,
+                cli_place_name(row->place));
+        if (row->node >= 0) fprintf(stderr, ":%d", row->node);
+        fputc('\n', stderr);
     }
 }
 
@@ -283,21 +282,52 @@ static int report_verbose(const run_t *run) {
     fprintf(stderr, "%d threads, %s; workspace %.1f MB, of it %.1f MB KV cache; CPU: %s\n", stats.num_threads,
             colibri_isa_name((colibri_isa_t)stats.isa), 1e-6 * (double)stats.workspace_bytes,
             1e-6 * (double)stats.kv_bytes, colibri_cpu_info());
+    cli_print_residency(stderr, &stats);
     fprintf(stderr, "ms: attention %.3f, router %.3f, experts %.3f, head %.3f, all %.3f\n", ms * (double)stats.attention_ns,
             ms * (double)stats.router_ns, ms * (double)stats.experts_ns, ms * (double)stats.head_ns,
             ms * (double)stats.infer_ns);
     if (run->info.num_experts <= 0) return CLI_OK;
     colibri_expert_stats_t *rows = calloc((size_t)run->info.num_experts, sizeof *rows);
     if (rows == NULL) return cli_fail(CLI_INFER, "no memory for the table of experts");
-    fprintf(stderr, "layer expert    tokens    load ms  compute ms   merge ms\n");
+    fprintf(stderr, "layer expert    tokens     hits   misses   MB read    load ms  compute ms   merge ms  place%s\n",
+            stats.numa_nodes > 0 ? ":node" : "");
     for (int32_t layer = 0; layer < run->info.num_layers; layer++) report_layer(run, layer, rows);
     free(rows);
     return CLI_OK;
 }
 
+static int write_metrics(const run_t *run) {
+    char *text = NULL;
+    size_t size = 0, capacity = 0;
+    colibri_status_t status;
+    while ((status = colibri_metrics(run->session, text, capacity, &size)) == COLIBRI_ERR_BUFFER_TOO_SMALL) {
+        free(text); /* again, with some room: reads ahead may still add to the figures */
+        capacity = size + 4096;
+        text = malloc(capacity);
+        if (text == NULL) return cli_fail(CLI_INFER, "no memory for %zu bytes of metrics", capacity);
+    }
+    int result = status != COLIBRI_OK ? cli_library_error(CLI_INFER)
+                                      : cli_write_file(CLI_INFER, run->args->metrics, text, size);
+    free(text);
+    return result;
+}
+
+/* What --verbose, --metrics and --save-profile ask for. */
+static int report(const run_t *run) {
+    const cli_args_t *args = run->args;
+    report_speed(run);
+    int status = args->verbose ? report_verbose(run) : CLI_OK;
+    if (status == CLI_OK && args->metrics != NULL) status = write_metrics(run);
+    if (status == CLI_OK && args->save_profile != NULL && colibri_save_profile(run->session, args->save_profile) != COLIBRI_OK)
+        status = cli_library_error(CLI_INFER);
+    return status;
+}
+
 /* ---- The whole ------------------------------------------------------------------------------------------------------ */
 
 static int run_all(run_t *run, text_t *prompt) {
+    if (run->args->metrics != NULL && strcmp(run->args->metrics, "-") == 0)
+        return cli_usage(CLI_INFER, "--metrics takes a file: the text goes to stdout");
     int status = read_prompt(run->args, prompt);
     if (status != CLI_OK) return status;
     if (colibri_model_open(run->args->model, &run->model) != COLIBRI_OK) return cli_library_error(CLI_INFER);
@@ -308,9 +338,7 @@ static int run_all(run_t *run, text_t *prompt) {
     if (status == CLI_OK) status = prefill(run);
     if (status == CLI_OK) status = generate(run);
     if (status == CLI_OK) status = print_texts(run);
-    if (status != CLI_OK) return status;
-    report_speed(run);
-    return run->args->verbose ? report_verbose(run) : CLI_OK;
+    return status == CLI_OK ? report(run) : status;
 }
 
 static void release(run_t *run) {

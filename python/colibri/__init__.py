@@ -45,9 +45,9 @@ from .model import Model, TextStream
 
 if TYPE_CHECKING:
     from .convert import convert
-    from .session import Generation, Session
+    from .session import PLACES, Generation, Session
 
-_LAZY = {"convert": "convert", "Generation": "session", "Session": "session"}
+_LAZY = {"PLACES": "session", "convert": "convert", "Generation": "session", "Session": "session"}
 
 
 def __getattr__(name: str) -> Any:
@@ -99,6 +99,7 @@ def _text(function: str) -> str:
 
 
 __all__ = [
+    "PLACES",
     "AlignmentError",
     "BufferTooSmallError",
     "CancelledError",

@@ -27,13 +27,39 @@ def percentile(values: list[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
+_RESIDENCY = (
+    "residency",
+    "hugepage_size",
+    "hugepage_bytes",
+    "hugepage_pool",
+    "direct_io",
+    "numa_nodes",
+    "memory_short",
+)
+
+
+def cache_figures(stats: dict[str, Any]) -> dict[str, Any]:
+    """What the cache of experts did, from ``Session.stats()``. Shares are None where nothing was counted."""
+
+    def share(part: str, whole: int) -> float | None:
+        return stats[part] / whole if whole else None
+
+    return {
+        **{name: stats[f"cache_{name}"] for name in ("experts", "pinned", "hits", "misses", "hits_ahead")},
+        "hit_rate": share("cache_hits", stats["cache_hits"] + stats["cache_misses"]),
+        "ahead_accuracy": share("ahead_correct", stats["ahead_predicted"]),
+        "repeat_accuracy": share("repeat_correct", stats["ahead_predicted"]),
+        **{name: stats[name] for name in ("read_bytes", "read_bytes_ahead", "read_wait_ns")},
+    }
+
+
 def measure(session: Session, prompt_tokens: int, gen_tokens: int, repeat: int) -> dict[str, Any]:
     """Run a prompt and then single tokens through slot 0, `repeat` times.
 
     Returns:
         ``prefill_tokens_per_s`` and ``decode_tokens_per_s`` of the best round; ``decode_ms`` with p50, p90, p99 and
         max over all rounds; ``weight_bytes_per_token`` and ``weight_gb_per_s`` of decoding; the session's
-        ``num_threads`` and ``isa``.
+        ``num_threads`` and ``isa``, ``residency`` and what goes with it; ``cache``: of the last round's decoding.
     """
     ids = prompt_ids(prompt_tokens + gen_tokens, session.model.config["vocab_size"])
     times: list[float] = []
@@ -67,6 +93,8 @@ def measure(session: Session, prompt_tokens: int, gen_tokens: int, repeat: int) 
             "p99": percentile(times, 99),
             "max": max(times),
         },
+        **{name: stats[name] for name in _RESIDENCY},
+        "cache": cache_figures(stats),
         "weight_bytes_per_token": weight_bytes // gen_tokens,
         "weight_gb_per_s": weight_bytes / decode / 1e9,
     }

@@ -1,4 +1,4 @@
-"""The command line: ``colibri convert | run | chat | tokenize | inspect | verify | bench``.
+"""The command line: ``colibri convert | run | chat | tokenize | inspect | verify | bench | heatmap``.
 
 Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed (one line "colibri: error: …"), 2 wrong
 usage, 130 interrupted, 143 terminated.
@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import re
 import signal
 import sys
 import warnings
@@ -20,6 +21,9 @@ from typing import Any, NoReturn
 import click
 
 import colibri
+
+from ._files import write_whole
+from .bench import cache_figures, measure
 
 _PROMPT = "Once upon a time"
 _DTYPES = ["f32", "f16", "bf16", "q8", "q4", "source"]
@@ -37,16 +41,65 @@ def _model_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+class _Size(click.ParamType):
+    """A number as the configuration has it, or bytes: with K, M, G, KiB, MiB or GiB, and then at least `least`."""
+
+    name = "size"
+
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+)(?:([KMG])(?:iB)?)?", value, re.ASCII)
+        if match is None:
+            self.fail(f"{value!r} is not a whole number, or one with K, M, G, KiB, MiB or GiB", param, ctx)
+        size = int(match[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[match[2]]
+        if size >= 2**64:
+            self.fail(f"{value} is more than 64 bits hold", param, ctx)
+        if match[2] and size < self.least:
+            self.fail(f"{value} is too small; a size in bytes must be at least {self.least}", param, ctx)
+        return size
+
+
+_SETTINGS = (
+    "isa", "cpu_affinity", "kv_dtype", "activation_bits", "residency", "expert_cache_size", "hugepage_size",
+    "numa_policy", "expert_profile", "guard_mapping", "load_balancing_strategy", "capacity_factor",
+)  # fmt: skip
+
+
 def _session_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of the session, handed to the command as one dictionary of Session's arguments, `settings`."""
 
     @functools.wraps(function)
     def with_settings(*args: Any, threads: int, experts_per_token: int | None, **options: Any) -> Any:
-        settings = {name: options.pop(name) for name in ("isa", "cpu_affinity", "kv_dtype", "activation_bits")}
+        settings = {name: options.pop(name) for name in _SETTINGS}
         return function(*args, settings={"num_threads": threads, "top_k": experts_per_token, **settings}, **options)
 
     command: Callable[..., Any] = with_settings
     for option in (
+        click.option("--capacity-factor", type=click.FloatRange(0, 1024), metavar="F", help="Default: 1.25."),
+        click.option(
+            "--load-balancing-strategy",
+            type=click.Choice(["none", "soft_capacity", "hard_capacity"]),
+            help="Bounds the tokens of an expert. Changes results.",
+        ),
+        click.option("--guard-mapping", is_flag=True, help="A model file that is cut short is an error, no signal."),
+        click.option("--expert-profile", metavar="FILE", help="Of --save-profile: stream begins with what it names."),
+        click.option("--numa-policy", metavar="P", help="none, interleave, or layers and nodes as 0-15:0,16-31:1."),
+        click.option("--hugepage-size", type=_Size(), metavar="S", help="Of huge: 2M or 1G.  [default: 2M]"),
+        click.option(
+            "--expert-cache-size",
+            type=_Size(1 << 20),
+            metavar="N",
+            help="Of stream: experts, or bytes as 512M or 4GiB; default: a quarter of the model's.",
+        ),
+        click.option(
+            "--residency",
+            type=click.Choice(["map", "lock", "huge", "stream"]),
+            help="Where weights live; default: map, or what goes with the next two options.",
+        ),
         click.option(
             "--activation-bits",
             type=click.Choice(["8", "16"]),
@@ -92,8 +145,14 @@ def _open(model_path: str | None) -> colibri.Model:
     return colibri.Model(model_path if model_path is not None else colibri.demo_path())
 
 
-def _session(model: colibri.Model, settings: dict[str, Any], **more: Any) -> Any:
-    return colibri.Session(model, outputs="last", **settings, **more)
+def _session(model: colibri.Model, settings: dict[str, Any], verbose: bool = False, **more: Any) -> Any:
+    """A session whose log goes to stderr: warnings always, the rest with `verbose`."""
+
+    def log(level: str, message: str) -> None:
+        if verbose or level == "warning":
+            click.echo(f"{level}: {message}", err=True)
+
+    return colibri.Session(model, outputs="last", log=log, **settings, **more)
 
 
 def _write(text: str) -> None:
@@ -118,20 +177,60 @@ def _report_speed(session: Any) -> None:
     click.echo(f"prompt: {prompt}; generation: {new}", err=True)
 
 
+_COLUMNS = ("tokens", "hits", "misses", "bytes_read", "load_ns", "compute_ns", "merge_ns", "place", "node")
+
+
+def _residency_lines(stats: dict[str, Any]) -> list[str]:
+    """Where the weights are, and what the cache of experts did."""
+    pages = "ordinary pages"
+    if stats["hugepage_size"]:
+        kind = "reserved huge" if stats["hugepage_pool"] else "transparent huge"
+        pages = f"{_bytes(stats['hugepage_bytes'])} on {kind} pages of {stats['hugepage_size'] >> 20} MiB"
+    parts = [f"residency: {stats['residency']}", pages]
+    for name, text in (
+        ("direct_io", "reads bypass the page cache"),
+        ("memory_short", "the model is larger than memory"),
+        ("guarded", "guarded"),
+        ("numa_nodes", f"on {stats['numa_nodes']} memory nodes"),
+    ):
+        if stats[name]:
+            parts.append(text)
+    lines = [", ".join(parts)]
+    if stats["cache_experts"]:
+        shares = cache_figures(stats)
+        rates = ("hit_rate", "ahead_accuracy", "repeat_accuracy")
+        hit_rate, ahead, repeat = (100 * (shares[name] or 0) for name in rates)
+        lines += [
+            f"cache: {stats['cache_experts']} experts, {stats['cache_pinned']} pinned; {stats['cache_hits']} hits, "
+            f"{stats['cache_misses']} misses, hit rate {hit_rate:.1f} %; {stats['cache_hits_ahead']} hits ahead",
+            f"look-ahead: {ahead:.1f} % of {stats['ahead_predicted']} expected experts were chosen; the same as for "
+            f"the last token: {repeat:.1f} %",
+            f"read: {_bytes(stats['read_bytes'])}, of it {_bytes(stats['read_bytes_ahead'])} ahead; threads waited "
+            f"{stats['read_wait_ns'] / 1e6:.3f} ms",
+        ]
+    if stats["capacity_moved"] or stats["capacity_dropped"]:
+        moved, dropped = stats["capacity_moved"], stats["capacity_dropped"]
+        lines.append(f"capacity: {moved} token-expert pairs moved, {dropped} dropped")
+    return lines
+
+
 def _report_experts(session: Any) -> None:
-    """Per layer and expert: tokens, load, compute and merge time."""
+    """Where the weights are; then a line for each layer and expert."""
     stats = session.stats()
-    click.echo(
-        f"{'layer':>5} {'expert':>6} {'tokens':>9} {'load ms':>10} {'compute ms':>11} {'merge ms':>10}", err=True
+    lines = _residency_lines(stats)
+    lines.append(
+        f"{'layer':>5} {'expert':>6} {'tokens':>9} {'hits':>8} {'misses':>8} {'MB read':>9} {'load ms':>10} "
+        f"{'compute ms':>11} {'merge ms':>10}  place" + (":node" if stats["numa_nodes"] else "")
     )
-    for layer, row in enumerate(stats["expert_tokens"]):
-        for expert, tokens in enumerate(row):
-            if not stats["expert_tokens"][layer].any():
-                continue  # a dense layer
-            load, compute, merge = (
-                stats[f"expert_{name}_ns"][layer][expert] / 1e6 for name in ("load", "compute", "merge")
-            )
-            click.echo(f"{layer:5d} {expert:6d} {tokens:9d} {load:10.3f} {compute:11.3f} {merge:10.3f}", err=True)
+    for layer, expert in zip(*(stats["expert_place"] >= 0).nonzero(), strict=True):  # not those of dense layers
+        row = {name: stats[f"expert_{name}"][layer, expert] for name in _COLUMNS}
+        lines.append(
+            f"{layer:5d} {expert:6d} {row['tokens']:9d} {row['hits']:8d} {row['misses']:8d} "
+            f"{row['bytes_read'] / 1e6:9.3f} {row['load_ns'] / 1e6:10.3f} {row['compute_ns'] / 1e6:11.3f} "
+            f"{row['merge_ns'] / 1e6:10.3f}  "
+            f"{colibri.PLACES[int(row['place'])]}" + (f":{row['node']}" if row["node"] >= 0 else "")
+        )
+    click.echo("\n".join(lines), err=True)
 
 
 def _bytes(size: float) -> str:
@@ -215,22 +314,28 @@ def convert(
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, metavar="N")
 @_sampling_options
 @_session_options
-@click.option("--verbose", is_flag=True, help="Say what the model is, and the time of each layer and expert.")
+@click.option("--save-profile", metavar="FILE", help="At the end, write how often experts were used.")
+@click.option("--metrics", metavar="FILE", help="At the end, write the figures as Prometheus text.")
+@click.option("--verbose", is_flag=True, help="Say what the model is, and the figures of each layer and expert.")
 def run(
     prompt: str,
     model_path: str | None,
     max_tokens: int,
     settings: dict[str, Any],
+    save_profile: str | None,
+    metrics: str | None,
     verbose: bool,
     **sampling: Any,
 ) -> None:
     """Continue PROMPT ("-" reads it from stdin; default: "Once upon a time"). On a terminal PROMPT is shown first."""
+    if metrics == "-":
+        raise click.UsageError("--metrics takes a file: the text goes to stdout")
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
     with _open(model_path) as model:
         ids = model.tokenize(prompt)
         room = len(ids) + max_tokens - 1  # the last new token need not enter the cache
-        with _session(model, settings, max_seq_len=max(room, 1)) as session:
+        with _session(model, settings, verbose, max_seq_len=max(room, 1)) as session:
             if verbose:
                 _report_setting(session)
             if sys.stdout.isatty():  # a reader sees the whole text; a pipe gets the new text alone
@@ -241,6 +346,10 @@ def run(
             _report_speed(session)
             if verbose:
                 _report_experts(session)
+            if metrics is not None:
+                write_whole(metrics, session.metrics().encode())
+            if save_profile is not None:
+                session.save_profile(save_profile)
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -396,16 +505,16 @@ def bench(
     as_json: bool,
 ) -> None:
     """Measure prefill and decode speed."""
-    from .bench import measure
-
     with (
         _open(model_path) as model,
         _session(model, settings, max_seq_len=prompt_tokens + gen_tokens) as session,
     ):
         result = {"model": model.path, **measure(session, prompt_tokens, gen_tokens, repeat)}
+        stats = session.stats()
     if as_json:
         _write(json.dumps(result) + "\n")
         return
+    residency = "\n".join(_residency_lines(stats))
     ms = result["decode_ms"]
     _write(
         f"{result['model']}: {result['num_threads']} threads, {result['isa']}\n"
@@ -413,6 +522,7 @@ def bench(
         f"decode   {gen_tokens} tokens: {result['decode_tokens_per_s']:.1f} tokens/s; ms per token: "
         f"p50 {ms['p50']:.3f}, p90 {ms['p90']:.3f}, p99 {ms['p99']:.3f}, max {ms['max']:.3f}\n"
         f"weights  {_bytes(result['weight_bytes_per_token'])} per decoded token, {result['weight_gb_per_s']:.2f} GB/s\n"
+        f"{residency}\n"
     )
 
 

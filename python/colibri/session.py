@@ -20,12 +20,35 @@ from . import _ffi
 from ._handle import Handle
 from .errors import CancelledError, ColibriError, InvalidArgumentError, NotFiniteError, NoTokenizerError, SlotFullError
 from .model import Model, TextStream, token_array
-from .sampling import as_int, sampling
+from .sampling import as_float, as_int, sampling
 
 FloatArray = NDArray[np.float32]
 
 _INT32_MAX = 2**31 - 1
+_UINT64_MAX = 2**64 - 1
 _OUTPUTS = {"last": _ffi.COLIBRI_OUTPUT_LAST, "all": _ffi.COLIBRI_OUTPUT_ALL, "hidden": _ffi.COLIBRI_OUTPUT_HIDDEN}
+_RESIDENCIES = {
+    "map": _ffi.COLIBRI_RESIDENCY_MAP,
+    "lock": _ffi.COLIBRI_RESIDENCY_LOCK,
+    "huge": _ffi.COLIBRI_RESIDENCY_HUGE,
+    "stream": _ffi.COLIBRI_RESIDENCY_STREAM,
+}
+_RESIDENCY_NAMES = {code: name for name, code in _RESIDENCIES.items()}
+_STRATEGIES = {
+    "none": _ffi.COLIBRI_BALANCE_NONE,
+    "soft_capacity": _ffi.COLIBRI_BALANCE_SOFT_CAPACITY,
+    "hard_capacity": _ffi.COLIBRI_BALANCE_HARD_CAPACITY,
+}
+PLACES: dict[int, str] = {
+    -1: "",
+    _ffi.COLIBRI_PLACE_DISK: "disk",
+    _ffi.COLIBRI_PLACE_MAPPED: "mapped",
+    _ffi.COLIBRI_PLACE_LOCKED: "locked",
+    _ffi.COLIBRI_PLACE_MEMORY: "memory",
+    _ffi.COLIBRI_PLACE_CACHED: "cached",
+    _ffi.COLIBRI_PLACE_PINNED: "pinned",
+}
+"""What the numbers of ``stats()["expert_place"]`` mean; -1 stands in the rows of dense layers."""
 _PREFILL_TOKENS = 512  # tokens a prompt is cut into, so that Ctrl-C is heard between them; results do not depend on it
 _DEFAULT_SEQ_LEN = 4096  # at most this many if the caller does not say
 _EXPERT_ROW = np.dtype(_ffi.colibri_expert_stats_t)
@@ -70,13 +93,24 @@ class Generation:
     """
 
 
-def _affinity(value: str | None) -> bytes | None:
+def _text(name: str, value: str | None, example: str) -> bytes | None:
     """The C library's text, or InvalidArgumentError."""
     if value is None:
         return None
     if not isinstance(value, str) or "\0" in value or not value.isascii():
-        raise InvalidArgumentError(f'cpu_affinity is {value!r}; it must be "none", "auto" or a list such as "0,2,4-7"')
+        raise InvalidArgumentError(f"{name} is {value!r}; it must be {example}")
     return value.encode()
+
+
+def _path(name: str, value: str | os.PathLike[str]) -> bytes:
+    """A path for the C library, or InvalidArgumentError."""
+    try:
+        path = os.fsencode(value)
+    except (TypeError, UnicodeError):
+        path = b""
+    if not path or b"\0" in path:
+        raise InvalidArgumentError(f"{name} is {value!r}; it must be the path of a file")
+    return path
 
 
 class Session:
@@ -98,6 +132,18 @@ class Session:
         cpu_affinity: where threads stay: "none", "auto" (one physical core each) or a list of CPUs such as "0,2,4-7";
             thread 0 is the caller's own and is left alone. None: none.
         max_chunk_tokens: tokens computed together; sets memory and speed, never results. None: 512.
+        residency: where weights live. "map": in the page cache; "lock": there, and locked; "huge": copied onto huge
+            pages; "stream": routed experts in the file, some of them in a cache. None: "stream" with expert_cache_size,
+            "huge" with hugepage_size, else "map". Results do not depend on it.
+        expert_cache_size: of "stream": experts if below 1,048,576, else bytes; None: a quarter of the model's.
+        hugepage_size: of "huge": 2 << 20 or 1 << 30; None: 2 << 20.
+        numa_policy: where weights lie on machines with several memory nodes: "none", "interleave", or layers and their
+            nodes such as "0-15:0,16-31:1". None: none.
+        load_balancing_strategy: "soft_capacity" moves and "hard_capacity" drops what exceeds an expert's share of the
+            tokens computed together. Changes results. None: none.
+        capacity_factor: of load_balancing_strategy; None: 1.25.
+        expert_profile: a file of :meth:`save_profile`; "stream" begins with its most used experts.
+        guard_mapping: of "map" and "lock": a file cut short under the mapping is an IoError, not the process's end.
         log: called as ``log(level, message)`` while the session is made; level is "info" or "warning".
 
     Raises:
@@ -124,6 +170,14 @@ class Session:
         activation_bits: int | None = None,
         cpu_affinity: str | None = None,
         max_chunk_tokens: int | None = None,
+        residency: Literal["map", "lock", "huge", "stream"] | None = None,
+        expert_cache_size: int | None = None,
+        hugepage_size: int | None = None,
+        numa_policy: str | None = None,
+        load_balancing_strategy: Literal["none", "soft_capacity", "hard_capacity"] | None = None,
+        capacity_factor: float | None = None,
+        expert_profile: str | os.PathLike[str] | None = None,
+        guard_mapping: bool = False,
         log: Callable[[str, str], None] | None = None,
         **unknown: Any,
     ) -> None:
@@ -148,7 +202,15 @@ class Session:
             kv_dtype=_choice("kv_dtype", kv_dtype, kv_dtypes) if kv_dtype is not None else 0,
             activation_bits=as_int("activation_bits", activation_bits or 0, 0, _INT32_MAX),
             max_chunk_tokens=as_int("max_chunk_tokens", max_chunk_tokens or 0, 0, _INT32_MAX),
-            cpu_affinity=_affinity(cpu_affinity),
+            cpu_affinity=_text("cpu_affinity", cpu_affinity, '"none", "auto" or a list such as "0,2,4-7"'),
+            residency=_choice("residency", residency, _RESIDENCIES) if residency is not None else 0,
+            expert_cache_size=as_int("expert_cache_size", expert_cache_size or 0, 0, _UINT64_MAX),
+            hugepage_size=as_int("hugepage_size", hugepage_size or 0, 0, _UINT64_MAX),
+            numa_policy=_text("numa_policy", numa_policy, '"none", "interleave" or a list such as "0-15:0,16-31:1"'),
+            load_balancing_strategy=_choice("load_balancing_strategy", load_balancing_strategy or "none", _STRATEGIES),
+            capacity_factor=as_float("capacity_factor", capacity_factor or 0.0, 0, 1024),
+            expert_profile=_path("expert_profile", expert_profile) if expert_profile is not None else None,
+            guard_mapping=as_int("guard_mapping", guard_mapping, 0, 1),
         )
         self.top_k: int = config.top_k or info["top_k"]
         self._row_width: int = info["hidden_size"] if outputs == "hidden" else info["vocab_size"]
@@ -528,13 +590,26 @@ class Session:
         return copy
 
     def stats(self) -> dict[str, Any]:
-        """Figures since the session was made or :meth:`stats_reset`.
+        """Figures since the session was made or :meth:`stats_reset`. colibri.h says what exactly each of them counts.
 
-        ``num_threads``, ``isa``, ``num_layers``, ``num_experts``; ``workspace_bytes``, ``kv_bytes``; ``infer_calls``,
-        ``prompt_tokens``, ``decode_tokens``, ``weight_bytes``; times in nanoseconds: ``infer_ns``, ``last_infer_ns``,
-        ``attention_ns``, ``router_ns``, ``experts_ns``, ``head_ns``. Per expert, uint64 arrays [layers, experts] (zero
-        rows for dense layers): ``expert_tokens``, ``expert_calls``, ``expert_load_ns``, ``expert_compute_ns``,
-        ``expert_merge_ns``.
+        Settings: ``num_threads``, ``isa``, ``num_layers``, ``num_experts``, ``workspace_bytes``, ``kv_bytes``;
+        ``residency`` in effect ("map" where "lock" was refused), ``guarded``, ``hugepage_size``, ``hugepage_bytes``,
+        ``hugepage_pool``, ``direct_io``, ``numa_nodes``, ``memory_short``.
+
+        Counts: ``infer_calls``, ``prompt_tokens``, ``decode_tokens``, ``weight_bytes``, ``capacity_moved``,
+        ``capacity_dropped``; of "stream" ``cache_experts``, ``cache_pinned`` (these two as they are now),
+        ``cache_hits``, ``cache_misses``, ``cache_hits_ahead``, ``read_bytes``, ``read_bytes_ahead``,
+        ``ahead_predicted``, ``ahead_correct``, ``repeat_correct``.
+
+        Times in nanoseconds: ``infer_ns``, ``last_infer_ns``, ``attention_ns``, ``router_ns``, ``experts_ns``,
+        ``head_ns``, ``read_wait_ns``. ``infer_histogram`` and ``read_histogram`` are uint64 arrays: element i counts
+        calls, or reads of an expert, that took at most 2**i microseconds and more than half of that; the last one
+        longer ones too.
+
+        Per expert, arrays [layers, experts], uint64 (zeros for dense layers): ``expert_tokens``, ``expert_calls``,
+        ``expert_hits``, ``expert_misses``, ``expert_bytes_read``, ``expert_load_ns``, ``expert_compute_ns``,
+        ``expert_merge_ns``; int32 (-1 for dense layers): ``expert_place``, to be looked up in ``colibri.PLACES``,
+        and ``expert_node``, the memory node (-1: no numa_policy).
         """
         stats = _ffi.colibri_stats_t.init()
         with self._use() as ctx:
@@ -543,6 +618,11 @@ class Session:
                 name: getattr(stats, name) for name, *_ in stats._fields_ if name not in ("struct_size", "reserved0")
             }
             result["isa"] = (_ffi.lib().colibri_isa_name(stats.isa) or b"").decode()
+            result["residency"] = _RESIDENCY_NAMES[stats.residency]
+            for name in ("guarded", "hugepage_pool", "direct_io", "memory_short"):
+                result[name] = bool(result[name])
+            for name in ("infer_histogram", "read_histogram"):
+                result[name] = np.array(result[name], np.uint64)
             result.update(self._expert_stats(ctx, stats.num_layers, stats.num_experts))
         return result
 
@@ -563,6 +643,29 @@ class Session:
         """Begin the figures of :meth:`stats` anew."""
         with self._use() as ctx:
             _ffi.lib().colibri_stats_reset(ctx)
+
+    def metrics(self) -> str:
+        """The figures of :meth:`stats` in the Prometheus text format (0.0.4); experts have labels layer and expert."""
+        size = ctypes.c_size_t()
+        with self._use() as ctx:
+            capacity = 0
+            while True:
+                buffer = ctypes.create_string_buffer(capacity) if capacity else None
+                status = _ffi.lib().colibri_metrics(ctx, buffer, capacity, ctypes.byref(size))
+                if status != _ffi.COLIBRI_ERR_BUFFER_TOO_SMALL:
+                    _ffi.check(status)
+                    return buffer.raw[: size.value].decode() if buffer is not None else ""
+                capacity = size.value + 4096  # figures may still grow by a digit
+
+    def save_profile(self, path: str | os.PathLike[str]) -> None:
+        """Write how often each expert was used to a small file, for ``expert_profile`` of later sessions on this model.
+
+        Raises:
+            IoError: it cannot be written; an old file of that name stays as it was.
+        """
+        data = _path("path", path)
+        with self._use() as ctx:
+            _ffi.check(_ffi.lib().colibri_save_profile(ctx, data))
 
     # ---- Lifetime ----
 

@@ -48,11 +48,11 @@ def tokenizer_json() -> dict:
     }  # fmt: skip
 
 
-def write_checkpoint(folder: Path, tokenizer: bool = True, eos: bool = True) -> Path:
-    """A Mixtral of two layers, 8 experts, top 2, vocabulary 270 (six ids more than the tokenizer has). Without `eos`
-    its texts never end."""
+def write_checkpoint(folder: Path, tokenizer: bool = True, eos: bool = True, positions: int = 512) -> Path:
+    """A Mixtral of two layers, 8 experts, top 2, vocabulary 270 (six ids more than the tokenizer has), made for so
+    many positions. Without `eos` its texts never end."""
     special = {"bos_token_id": 0, "eos_token_id": 1 if eos else None}
-    tiny.save(folder, tiny.mixtral(vocab_size=270, max_position_embeddings=512, **special))
+    tiny.save(folder, tiny.mixtral(vocab_size=270, max_position_embeddings=positions, **special))
     if tokenizer:
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()), encoding="utf-8")
         config = {"bos_token": "<s>", "eos_token": "</s>" if eos else None, "chat_template": CHAT_TEMPLATE}

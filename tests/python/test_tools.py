@@ -113,7 +113,8 @@ def test_prompt_from_file(infer: Tool, tiny_model: Path, tmp_path: Path) -> None
 def test_verbose(infer: Tool, tiny_model: Path) -> None:
     _, err = infer("--model", tiny_model, "--prompt", "the inn", "--max-tokens", 3, "--top-k", 8, "--verbose")
     lines = err[err.index("layer expert") :].splitlines()
-    assert len(lines) == 1 + 2 * 8 and all(len(line.split()) == 6 for line in lines[1:])
+    assert len(lines) == 1 + 2 * 8 and all(len(line.split()) == 10 for line in lines[1:])
+    assert all(line.endswith("  mapped") for line in lines[1:]) and "residency: map, ordinary pages\n" in err
     tokens = [int(line.split()[2]) for line in lines[1:]]
     assert len(set(tokens)) == 1 and tokens[0] >= 5  # every expert saw every token
 
