@@ -80,6 +80,7 @@ const isa_aarch64 = [_]IsaSource{
 /// Each is one program, tests/c/NAME.c, linked with the static library; lib/ is on its include path.
 const tests = [_][]const u8{
     "test_base",
+    "test_os",
     "test_threads",
     "test_reader",
     "test_numa",

@@ -103,7 +103,7 @@ static int open_uncached(int descriptor) {
 }
 #endif
 
-/* Who can open so need not be able to read so (some file systems, emulators): try the last block, which may be a part of one. */
+/* What can be opened so need not be readable so (some file systems, emulators): try the last block, a part of one at times. */
 bool coli_os_open_direct(const coli_file_t *file, void *scratch, coli_file_t *direct) {
     struct stat cached, uncached;
     int descriptor = open_uncached((int)file->handle);

@@ -60,7 +60,7 @@ void *coli_os_alloc_pool(uint64_t size, uint64_t page) {
     uint64_t whole;
     if (size == 0 || page == 0 || (page & (page - 1)) || !coli_add64(size, page - 1, &whole)) return NULL;
     whole &= ~(page - 1);
-    uint8_t *memory = map_zeroed(whole, MAP_HUGETLB | MAP_POPULATE | __builtin_ctzll(page) << SIZE_SHIFT);
+    uint8_t *memory = map_zeroed(whole, MAP_HUGETLB | MAP_POPULATE | (int)((unsigned)__builtin_ctzll(page) << SIZE_SHIFT));
     if (!memory) return NULL;
     bool good = (uintptr_t)memory % page == 0; /* an emulator may know nothing of such pages */
     for (uint64_t at = 0; good && at < whole; at += page) {
