@@ -5,8 +5,12 @@
  * read back or move it. RUNNING to DONE or FAILED is the running thread's alone, and the last time it touches the read: the
  * owner may use or free it from then on. (A wake-up after that needs the address only, and sleepers look at their word again.)
  *
- * A thread that finds nothing sets its bit in `asleep` under the lock and sleeps on a word of its own until a submission clears
- * the bit and calls it: one system call per read at most, and none while all threads are busy. */
+ * No read of the others begins while an urgent one runs: reads side by side share what the disk gives, and for an urgent one
+ * somebody waits. Whoever makes a beginning possible calls a thread, and a thread that begins a read calls another one if more
+ * can begin.
+ *
+ * A thread that finds nothing to begin sets its bit in `asleep` under the lock and sleeps on a word of its own until someone
+ * clears the bit and calls it: no system call while all threads are busy. */
 #include "base/reader.h"
 
 #include <stdatomic.h>
@@ -21,6 +25,7 @@ enum { FREE = 0, HELD = 1, CONTENDED = 2 /* held, and someone sleeps or is about
 typedef struct reader_thread {
     _Alignas(COLI_ALIGN) _Atomic uint32_t called; /* 1: look at the lists again */
     uint32_t number;
+    bool urgent; /* its read is, and is counted in num_urgent */
     coli_reader_t *reader;
     coli_os_thread_t thread;
 } reader_thread_t;
@@ -34,6 +39,7 @@ struct coli_reader {
     _Alignas(COLI_ALIGN) _Atomic uint32_t lock; /* of the following: */
     coli_read_t *first[2], *last[2]; /* [urgent] */
     uint32_t num_waiting;            /* in both */
+    uint32_t num_urgent;             /* RUNNING ones, until their threads come for the next */
     uint32_t asleep;                 /* bit t: thread t sleeps, or is about to, and was not called */
     bool stopping;
 
@@ -84,9 +90,14 @@ static bool is_waiting(coli_read_t *read) {
     return atomic_load_explicit(&read->state, memory_order_relaxed) == COLI_READ_WAITING;
 }
 
-/* A thread to call, removed from the sleeping ones; COLI_READER_THREADS: none sleeps. */
+/* The read that may begin now, left in its list; NULL: none. */
+static coli_read_t *first_to_begin(const coli_reader_t *reader) {
+    return reader->first[1] || reader->num_urgent ? reader->first[1] : reader->first[0];
+}
+
+/* A thread to call, removed from the sleeping ones; COLI_READER_THREADS: none sleeps, or there is nothing for it. */
 static uint32_t take_sleeper(coli_reader_t *reader) {
-    if (reader->asleep == 0) return COLI_READER_THREADS;
+    if (reader->asleep == 0 || !first_to_begin(reader)) return COLI_READER_THREADS;
     uint32_t number = (uint32_t)__builtin_ctz(reader->asleep);
     reader->asleep &= reader->asleep - 1;
     return number;
@@ -112,8 +123,11 @@ static coli_read_t *next_read(reader_thread_t *self) {
     coli_reader_t *reader = self->reader;
     for (;;) {
         lock(reader);
-        coli_read_t *read = reader->first[1] ? reader->first[1] : reader->first[0];
+        reader->num_urgent -= self->urgent;
+        coli_read_t *read = first_to_begin(reader);
         bool stopping = reader->stopping;
+        self->urgent = read && read->urgent;
+        reader->num_urgent += self->urgent;
         if (read) {
             unlink_read(reader, read);
             atomic_store_explicit(&read->state, COLI_READ_RUNNING, memory_order_relaxed);
@@ -121,7 +135,9 @@ static coli_read_t *next_read(reader_thread_t *self) {
             atomic_store_explicit(&self->called, 0, memory_order_relaxed);
             reader->asleep |= (uint32_t)1 << self->number;
         }
+        uint32_t sleeper = read ? take_sleeper(reader) : COLI_READER_THREADS;
         unlock(reader);
+        call(reader, sleeper);
         if (read || stopping) return read;
         while (atomic_load_explicit(&self->called, memory_order_acquire) == 0) coli_os_wait(&self->called, 0);
     }
@@ -219,7 +235,9 @@ void coli_reader_hurry(coli_reader_t *reader, coli_read_t *read) {
         unlink_read(reader, read);
         append(reader, read, true);
     }
+    uint32_t sleeper = take_sleeper(reader);
     unlock(reader);
+    call(reader, sleeper);
 }
 
 bool coli_reader_cancel(coli_reader_t *reader, coli_read_t *read) {

@@ -40,8 +40,8 @@ coli_reader_t *coli_reader_start(void *memory, uint32_t depth, const coli_file_t
  * of this reader, or enter one. NULL is ignored. In a forked child there are no threads to join: do not call it there. */
 void coli_reader_stop(coli_reader_t *reader);
 
-/* Queue a read that is IDLE, DONE or FAILED. Urgent ones come before all others, each kind in order of submission. Never blocks
- * for longer than a short critical section. */
+/* Queue a read that is IDLE, DONE or FAILED. Urgent ones come before all others, each kind in order of submission; others do
+ * not begin while an urgent one runs. Never blocks for longer than a short critical section. */
 void coli_reader_submit(coli_reader_t *reader, coli_read_t *read, bool urgent);
 /* A WAITING read that was not urgent becomes so; others stay as they are. */
 void coli_reader_hurry(coli_reader_t *reader, coli_read_t *read);

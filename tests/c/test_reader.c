@@ -15,9 +15,10 @@
 /* ---- What reader.c calls instead ---------------------------------------------------------------------------------------- */
 
 #define MAX_ENTERED 64
+#define MAX_OFFSETS 256
 
 static _Atomic uint32_t gated;   /* 1: a read is recorded, then waits for a ticket */
-static _Atomic uint32_t tickets; /* reads that may go on */
+static _Atomic uint32_t tickets[MAX_OFFSETS]; /* reads that may go on, by their offset % MAX_OFFSETS */
 static _Atomic uint32_t entered; /* reads recorded */
 static _Atomic uint64_t order[MAX_ENTERED]; /* their offsets */
 static _Atomic uint32_t wakes;
@@ -27,10 +28,9 @@ static int64_t gated_read(const coli_file_t *file, void *to, uint64_t bytes, uin
     if (gated) {
         order[entered % MAX_ENTERED] = offset; /* where the order matters only one thread is on its way */
         entered++;
-        uint32_t left;
-        do {
-            while ((left = tickets) == 0) coli_os_wait(&tickets, 0);
-        } while (!atomic_compare_exchange_strong(&tickets, &left, left - 1));
+        _Atomic uint32_t *ticket = &tickets[offset % MAX_OFFSETS];
+        while (*ticket == 0) coli_os_wait(ticket, 0);
+        --*ticket;
     }
     return coli_os_read(file, to, bytes, offset);
 }
@@ -91,9 +91,21 @@ static void stop(coli_reader_t *reader, void *memory) {
     free(memory);
 }
 
-static void give_tickets(uint32_t count) {
-    tickets += count;
-    coli_os_wake(&tickets, true);
+static void let_go(uint64_t offset) {
+    tickets[offset % MAX_OFFSETS]++;
+    coli_os_wake(&tickets[offset % MAX_OFFSETS], true);
+}
+
+static void let_threads_go(void) {
+    for (uint32_t i = 0; i < T; i++) let_go(i);
+}
+
+static void until_asleep(coli_reader_t *reader, uint32_t threads) {
+    for (uint32_t asleep = UINT32_MAX; (uint32_t)__builtin_popcount(asleep) != threads; usleep(50)) {
+        lock(reader);
+        asleep = reader->asleep;
+        unlock(reader);
+    }
 }
 
 static void until(_Atomic uint32_t *word, uint32_t value) {
@@ -144,7 +156,7 @@ static void submit_mixture(coli_reader_t *reader, coli_read_t *reads) {
 }
 
 static void test_order(void) {
-    static const uint64_t expected[] = {105, 103, 106, 101, 102, 100}; /* U D V | B C A */
+    static const uint64_t expected[] = {105, 103, 106}; /* U D V; then B C A */
     static coli_read_t blockers[T], reads[7];
     void *memory;
     coli_reader_t *reader = start(&memory);
@@ -155,12 +167,18 @@ static void test_order(void) {
         CHECK(!coli_reader_cancel(reader, &blockers[i]));
         coli_reader_hurry(reader, &blockers[i]);
     }
-    for (uint32_t i = 0; i < 6; i++) { /* one thread goes on, takes the next read and is held again */
-        give_tickets(1);
+    for (uint32_t i = 0; i < 3; i++) { /* one thread goes on, takes the next read and is held again */
+        let_go(i == 0 ? 0 : expected[i - 1]);
         until(&entered, T + 1 + i);
         CHECK_EQ(order[T + i], expected[i]);
     }
-    give_tickets(T);
+    for (uint32_t i = 1; i < T; i++) let_go(i); /* the other threads find no read that may begin beside V */
+    until_asleep(reader, T - 1);
+    CHECK(reads[1].state == COLI_READ_WAITING && reads[2].state == COLI_READ_WAITING && entered == T + 3);
+    let_go(106); /* V: then all threads go on that have something to do */
+    until(&entered, T + 3 + COLI_MIN(T, 3));
+    if (T < 3) CHECK_EQ(reads[0].state, COLI_READ_WAITING); /* A, the last to be submitted */
+    for (uint32_t i = 0; i < 3; i++) let_go(100 + i);
     for (uint32_t i = 0; i < T; i++) CHECK(coli_reader_wait(reader, &blockers[i]) && is_content(&blockers[i]));
     for (uint32_t i = 0; i < 7; i++) {
         if (i == 4) continue; /* E was taken back */
@@ -169,7 +187,37 @@ static void test_order(void) {
         CHECK(reads[i].submitted_ns != 0 && reads[i].submitted_ns <= reads[i].done_ns);
     }
     CHECK_EQ(reads[4].state, COLI_READ_IDLE);
-    CHECK_EQ(tickets, 0);
+    gated = 0;
+    stop(reader, memory);
+}
+
+/* Beside an urgent read only what is hurried begins; the rest when it is over. */
+static void test_beside_urgent(void) {
+    static coli_read_t reads[3];
+    void *memory;
+    coli_reader_t *reader = start(&memory);
+    until_asleep(reader, T);
+    gated = 1;
+    entered = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t wakes_before = wakes;
+        reads[i] = read_of(i, 200 + i, 10);
+        coli_reader_submit(reader, &reads[i], i == 0);
+        CHECK_EQ(wakes, wakes_before + (i == 0)); /* nobody is called in vain */
+        until(&entered, 1);
+    }
+    if (T > 1) {
+        coli_reader_hurry(reader, &reads[2]);
+        until(&entered, 2);
+        CHECK(order[1] == 202 && reads[1].state == COLI_READ_WAITING);
+        let_go(202);
+        CHECK(coli_reader_wait(reader, &reads[2]));
+        until_asleep(reader, T - 1);
+        CHECK_EQ(reads[1].state, COLI_READ_WAITING);
+    } else let_go(202);
+    let_go(200);
+    let_go(201);
+    for (uint32_t i = 0; i < 3; i++) CHECK(coli_reader_wait(reader, &reads[i]) && is_content(&reads[i]));
     gated = 0;
     stop(reader, memory);
 }
@@ -192,11 +240,7 @@ static void test_sleepers(void) {
     static coli_read_t blockers[T], read;
     void *memory;
     coli_reader_t *reader = start(&memory);
-    for (uint32_t asleep = 0; asleep != ((uint32_t)1 << T) - 1; usleep(50)) {
-        lock(reader);
-        asleep = reader->asleep;
-        unlock(reader);
-    }
+    until_asleep(reader, T);
     hold_threads(reader, blockers);
     read = read_of(T, 500, 100);
     for (int taken_back = 0; taken_back < 2; taken_back++) {
@@ -206,13 +250,13 @@ static void test_sleepers(void) {
         for (int i = 0; i < 2; i++) CHECK(coli_os_thread_start(&threads[i], wait_for_one, &waiters[i]));
         until(&reader->waiters, 2);
         if (taken_back) CHECK(coli_reader_cancel(reader, &read));
-        else give_tickets(T + 1);
+        else let_go(500), let_threads_go();
         for (int i = 0; i < 2; i++) coli_os_thread_join(&threads[i]);
         CHECK(waiters[0].came == !taken_back && waiters[1].came == !taken_back);
         for (uint32_t i = 0; i < T; i++) CHECK(taken_back || coli_reader_wait(reader, &blockers[i]));
         if (!taken_back) hold_threads(reader, blockers);
     }
-    give_tickets(T);
+    let_threads_go();
     for (uint32_t i = 0; i < T; i++) CHECK(coli_reader_wait(reader, &blockers[i]));
     gated = 0;
     stop(reader, memory);
@@ -307,7 +351,7 @@ static void test_end_of_file(void) {
     coli_reader_submit(reader, &read, true);
     until(&entered, 1);
     CHECK_EQ(truncate(path, CONTENT - 50), 0);
-    give_tickets(1);
+    let_go(read.offset);
     CHECK(!coli_reader_wait(reader, &read));
     CHECK(read.state == COLI_READ_FAILED && read.error == 0);
     gated = 0;
@@ -342,7 +386,7 @@ static void test_closed(void) {
 static void let_go_when_dropped(void *argument) {
     coli_read_t *last_dropped = argument;
     until(&last_dropped->state, COLI_READ_IDLE);
-    give_tickets(T);
+    let_threads_go();
 }
 
 static void test_stop_drops(void) {
@@ -416,6 +460,7 @@ static void test_leaves_nothing(void) {
 int main(void) {
     make_content();
     test_order();
+    test_beside_urgent();
     test_sleepers();
     test_crowd();
     test_closed();
