@@ -4,6 +4,7 @@
 //!     zig build so                         only the shared library: what a Python wheel needs
 //!     zig build test                       build and run tests/c/test_*.c
 //!     zig build test-programs              only build them, into PREFIX/tests, to run them on another machine
+//!     zig build numa-init                  tests/target/numa/init.c into PREFIX/tests: what a machine with several nodes boots into
 //!     zig build golden                     print what tests/c/test_golden.c compares with
 //!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
 //!     -Doptimize=Debug                     default: ReleaseFast
@@ -21,6 +22,7 @@ const base_sources = [_][]const u8{
     "lib/base/os.c",
     "lib/base/os_memory.c",
     "lib/base/os_windows.c",
+    "lib/base/os_write.c",
     "lib/base/os_guard.c",
     "lib/base/threads.c",
     "lib/base/reader.c",
@@ -35,6 +37,9 @@ const base_sources = [_][]const u8{
     "lib/model/format.c",
     "lib/model/weights.c",
     "lib/model/residency.c",
+    "lib/model/residency_use.c",
+    "lib/model/expert_cache.c",
+    "lib/model/profile.c",
     "lib/model/model.c",
     "lib/model/pack.c",
     "lib/model/pack_q4.c",
@@ -294,6 +299,10 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
             b.step("golden", "Print new sums for tests/c/golden_sums.h").dependOn(&print.step);
         }
     }
+    const init = addProgram(b, target, static, settings, "numa-init", "tests/target/numa/init.c");
+    init.root_module.addIncludePath(b.path("lib"));
+    const install = b.addInstallArtifact(init, .{ .dest_dir = .{ .override = .{ .custom = "tests" } } });
+    b.step("numa-init", "Build tests/target/numa/init.c, for Linux").dependOn(&install.step);
 }
 
 fn addProgram(

@@ -14,6 +14,7 @@
 #include "forward/router.h"
 #include "forward/sampler.h"
 #include "forward/stats.h"
+#include "model/profile.h"
 
 /* ---- version and machine ---- */
 
@@ -159,11 +160,11 @@ colibri_status_t colibri_infer(colibri_t *ctx) {
     uint64_t start = coli_os_now_ns();
     ctx->output_ready = false;
     uint64_t host = coli_fp_enter();
-    bool done = coli_forward(ctx);
+    status = coli_forward(ctx);
     coli_fp_leave(host);
-    if (!done) {
+    if (status) {
         drop_input(ctx);
-        return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_infer was cancelled; the slots are as before");
+        return status;
     }
     coli_stats_count_infer(ctx, coli_os_now_ns() - start);
     uint32_t first = 0, failed = commit(ctx, &first);
@@ -379,10 +380,10 @@ colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, const float 
     if (!status) status = forked(ctx);
     if (status) return status;
     uint64_t host = coli_fp_enter();
-    int32_t bad = coli_mlp_rows(ctx, (uint32_t)layer, hidden, (uint32_t)n, output);
+    status = coli_mlp_rows(ctx, (uint32_t)layer, hidden, (uint32_t)n, output);
     coli_fp_leave(host);
-    if (bad >= 0) return coli_fail(COLIBRI_ERR_NOT_FINITE, "the result of row %d is NaN or infinite", bad);
-    return COLIBRI_OK;
+    colibri_status_t intact = coli_residency_intact(&ctx->residency);
+    return intact ? intact : status;
 }
 
 /* ---- statistics ---- */
@@ -413,5 +414,5 @@ void colibri_stats_reset(colibri_t *ctx) {
 colibri_status_t colibri_save_profile(const colibri_t *ctx, const char *path) {
     REQUIRE(ctx);
     REQUIRE(path);
-    return coli_fail(COLIBRI_ERR_UNSUPPORTED, "profiles are not there yet");
+    return coli_profile_save(&ctx->residency, path);
 }

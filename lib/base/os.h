@@ -9,6 +9,9 @@ typedef struct coli_file_map {
     uint64_t size;
 } coli_file_map_t;
 
+#define COLI_HUGE_PAGE ((uint64_t)2 << 20) /* bytes of a transparent huge page, where there are any */
+#define COLI_GIANT_PAGE ((uint64_t)1 << 30)
+
 /* An open regular file, for reads at offsets by any number of threads at once. */
 typedef struct coli_file {
     int64_t handle;         /* descriptor or HANDLE; -1: none */
@@ -32,6 +35,10 @@ colibri_status_t coli_os_map(const coli_file_t *file, const char *path, coli_fil
 void coli_os_unmap(coli_file_map_t *map);
 /* Ask the system to read ahead these bytes of a mapping. Advice: no failure. */
 void coli_os_will_need(const void *data, uint64_t bytes);
+/* Write a whole file beside `path`, sync and rename it: on failure what was there stays. COLIBRI_ERR_IO, _OUT_OF_MEMORY. Temporary
+ * memory: malloc. (os_write.c) */
+colibri_status_t coli_os_write_file(const char *path, const void *data, size_t bytes);
+
 /* Survive lost pages of a mapping (truncated file, input error): they become zeros and *lost becomes 1. Installs the process's
  * handler of SIGBUS at the first call; false where there is no such thing, or too many mappings are guarded already (64).
  * Thread-safe. unguard before unmap; a mapping that is not guarded is ignored. (os_guard.c) */
@@ -72,7 +79,8 @@ bool coli_os_allow_amx(void);  /* ask for AMX tiles for this process; false wher
 int coli_os_num_cores(void);   /* physical cores this process may run on (affinity, siblings, CPU quota respected), >= 1. Reads files */
 
 /* Threads and waiting. Stack size is set explicitly (musl's default is 128 KiB). The object stays in place until the thread is
- * joined: the new thread reads `run` and `argument` from it. Signals of the process are left to the caller's threads. */
+ * joined: the new thread reads `run` and `argument` from it. Signals are left to the caller's threads, but for those about what
+ * the thread itself does (SIGSEGV, SIGBUS, ...). */
 typedef struct coli_os_thread {
     uint64_t handle;
     void (*run)(void *);

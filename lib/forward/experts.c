@@ -6,9 +6,10 @@
 
 #include "base/math.h"
 #include "base/os.h"
+#include "base/status.h"
+#include "forward/capacity.h"
 #include "forward/project.h"
 #include "forward/router.h"
-#include "model/residency.h"
 
 /* A set of MLPs of equal size, each with its own tokens: the routed experts, or one shared or dense MLP with all tokens. */
 typedef struct mlp_set {
@@ -17,7 +18,8 @@ typedef struct mlp_set {
     const coli_mlp_t *single;  /* shared or dense MLP; NULL: the routed experts of b.moe */
     coli_act_t x;              /* normed rows */
     coli_act_t inner;          /* quantised rows of silu(gate) * up */
-    uint32_t n_mlps, n_rows;   /* n_rows: tokens or pairs */
+    uint32_t first, n_mlps;    /* of the routed experts: a wave of b.moe.active */
+    uint32_t n_rows;           /* tokens or pairs */
     uint32_t inner_stride;     /* pad128(intermediate) */
     float *out;                /* [n_rows][H] */
     uint32_t parts;            /* work items of one MLP */
@@ -35,8 +37,8 @@ typedef struct mlp_job {
 static mlp_job_t job_of(const mlp_set_t *set, uint32_t index) {
     if (set->single) return (mlp_job_t){*set->single, NULL, 0, set->n_rows, 0};
     const coli_moe_plan_t *plan = &set->s->b.moe;
-    uint32_t e = plan->active[index], first = plan->expert_begin[e];
-    return (mlp_job_t){coli_residency_expert(set->s->weights, set->layer, e), plan->pair_token + first, first,
+    uint32_t e = plan->active[set->first + index], first = plan->expert_begin[e];
+    return (mlp_job_t){coli_residency_expert(&set->s->residency, set->layer, e), plan->pair_token + first, first,
                        plan->expert_begin[e + 1] - first, e};
 }
 
@@ -82,25 +84,31 @@ static void requantize_rows(void *argument, uint32_t begin, uint32_t end, uint32
                      coli_thread_scratch(set->s, thread), row, &set->inner, NULL);
 }
 
+/* Is the job's expert there? Waits for it if it is on its way. */
+static bool is_there(const mlp_set_t *set, const mlp_job_t *job) {
+    return set->single || coli_residency_wait(&set->s->residency, set->layer, job->expert);
+}
+
 /* Whoever finishes the last part of a routed expert quantises its rows: no region of its own, no wait for other experts. */
-static void finish_part(mlp_set_t *set, const mlp_job_t *job, uint32_t index, uint32_t thread) {
+static void finish_part(mlp_set_t *set, const mlp_job_t *job, uint32_t index, bool there, uint32_t thread) {
     if (set->single || !coli_is_quantised(job->mlp.down.dtype)) return;
-    _Atomic uint32_t *done = &set->s->b.moe.parts_done[index];
+    _Atomic uint32_t *done = &set->s->b.moe.parts_done[set->first + index];
     if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < set->parts) return;
     atomic_store_explicit(done, 0, memory_order_relaxed); /* for the next layer */
-    requantize_rows(set, job->first, job->first + job->count, thread);
+    if (there) requantize_rows(set, job->first, job->first + job->count, thread);
 }
 
 static void gate_up_items(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
     mlp_set_t *set = argument;
     for (uint32_t item = begin; item < end; item++) {
-        uint64_t since = set->single ? 0 : coli_os_now_ns();
         mlp_job_t job = job_of(set, item / set->parts);
+        bool there = is_there(set, &job); /* if not, the call fails at the layer's end */
+        uint64_t since = set->single ? 0 : coli_os_now_ns();
         uint32_t all = coli_pad_rows(job.mlp.intermediate) / COLIBRI_TILE_ROWS, pair = item % set->parts * set->grain;
         uint32_t pairs = COLI_MIN(set->grain, all - pair);
-        for (uint32_t row = 0; row < job.count; row += COLI_TOKEN_TILE)
+        for (uint32_t row = 0; there && row < job.count; row += COLI_TOKEN_TILE)
             gate_up_tile(set, &job, pair, pairs, row, COLI_MIN(COLI_TOKEN_TILE, job.count - row), thread);
-        finish_part(set, &job, item / set->parts, thread);
+        finish_part(set, &job, item / set->parts, there, thread);
         count_compute(set, &job, since);
     }
 }
@@ -112,6 +120,7 @@ static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
     for (uint32_t item = begin; item < end; item++) {
         uint64_t since = set->single ? 0 : coli_os_now_ns();
         mlp_job_t job = job_of(set, item / set->parts);
+        if (!is_there(set, &job)) continue;
         const coli_matrix_t *m = &job.mlp.down;
         uint32_t block = item % set->parts * set->grain, all = coli_pad_rows(m->rows) / COLIBRI_TILE_ROWS;
         coli_act_t x = coli_act_choose(m->dtype, &set->inner, set->s->b.inner, set->inner_stride);
@@ -131,12 +140,30 @@ static void down_items(void *argument, uint32_t begin, uint32_t end, uint32_t th
     }
 }
 
+/* Who begins with which experts. With experts to be waited for all threads take them in one order, those that are there first;
+ * with several memory nodes every thread begins with its own node's. False: equal shares will do. */
+static bool share_out(const mlp_set_t *set, coli_share_t *shares) {
+    const coli_residency_t *r = &set->s->residency;
+    uint32_t threads = set->s->options.threads, all = set->n_mlps * set->parts, node_chunks[COLI_MAX_NODES] = {0};
+    if (r->mode == COLIBRI_RESIDENCY_STREAM) {
+        for (uint32_t t = 0; t < threads; t++) shares[t] = (coli_share_t){t ? all : 0, all};
+        return true;
+    }
+    if (r->options.numa.num_nodes < 2 || r->numa_refused) return false;
+    for (uint32_t i = 0; i < set->n_mlps; i++)
+        node_chunks[coli_numa_expert(&r->options.numa, set->layer, set->s->b.moe.active[set->first + i])] += set->parts;
+    coli_numa_shares(&r->options.numa, threads, node_chunks, shares);
+    return true;
+}
+
 /* Cut every MLP of the set into equal parts of whole blocks (or pairs of blocks) and run `work` over all of them. */
 static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64_t block_bytes, uint32_t multiple,
                       uint32_t most) {
     set->grain = COLI_MIN(most, coli_block_grain(block_bytes, multiple, set->n_rows / set->n_mlps));
     set->parts = (blocks + set->grain - 1) / set->grain;
-    coli_pool_run(set->s->pool, work, set, set->n_mlps * set->parts, 1);
+    coli_share_t shares[COLI_MAX_THREADS];
+    if (!set->single && share_out(set, shares)) coli_pool_run_shares(set->s->pool, work, set, set->n_mlps * set->parts, 1, shares);
+    else coli_pool_run(set->s->pool, work, set, set->n_mlps * set->parts, 1);
 }
 
 static void run_set(mlp_set_t *set) {
@@ -165,11 +192,11 @@ static void sort_by_expert(int32_t *ids, float *weights, uint32_t k) {
 static void plan_pairs(colibri_t *s, uint32_t n) {
     coli_moe_plan_t *plan = &s->b.moe;
     uint32_t experts = s->weights->params->num_experts, k = s->options.top_k;
-    memset(plan->expert_begin, 0, (experts + 1) * sizeof(uint32_t));
+    memset(plan->expert_begin, 0, (experts + 2) * sizeof(uint32_t)); /* [experts]: pairs that were dropped */
     for (uint32_t i = 0; i < n * k; i++) plan->expert_begin[s->b.route_ids[i] + 1]++;
     plan->n_active = 0;
-    for (uint32_t e = 0; e < experts; e++) {
-        if (plan->expert_begin[e + 1]) plan->active[plan->n_active++] = e;
+    for (uint32_t e = 0; e <= experts; e++) {
+        if (e < experts && plan->expert_begin[e + 1]) plan->active[plan->n_active++] = e;
         plan->expert_begin[e + 1] += plan->expert_begin[e];
     }
     for (uint32_t t = 0; t < n; t++) {
@@ -181,7 +208,7 @@ static void plan_pairs(colibri_t *s, uint32_t n) {
             plan->pair_weight[i] = s->b.route_weights[i];
         }
     }
-    for (uint32_t e = experts; e > 0; e--) plan->expert_begin[e] = plan->expert_begin[e - 1];
+    for (uint32_t e = experts + 1; e > 0; e--) plan->expert_begin[e] = plan->expert_begin[e - 1];
     plan->expert_begin[0] = 0;
 }
 
@@ -243,7 +270,8 @@ static void sum_experts(const token_work_t *work, uint32_t t, float *sum) {
         return;
     }
     memset(sum, 0, width * sizeof(float));
-    for (uint32_t i = t * k; i < (t + 1) * k; i++)
+    uint32_t kept = plan->expert_begin[s->weights->params->num_experts]; /* dropped pairs lie behind the others */
+    for (uint32_t i = t * k; i < (t + 1) * k && plan->token_pair[i] < kept; i++)
         s->kernels->axpy(plan->pair_weight[i], s->b.expert_out + (uint64_t)plan->token_pair[i] * width, sum, width);
     if (!work->layer->has_shared) return;
     float gate = 1;
@@ -301,6 +329,8 @@ static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge
     const coli_moe_plan_t *plan = &s->b.moe;
     uint32_t experts = s->weights->params->num_experts;
     colibri_expert_stats_t *rows = s->counters.experts + (uint64_t)layer * experts;
+    uint64_t bytes = coli_mlp_bytes(s->weights->layers[layer].expert_dtype, s->weights->params->moe_intermediate,
+                                    s->weights->params->hidden_size);
     for (uint32_t i = 0; i < plan->n_active; i++) {
         uint32_t e = plan->active[i], tokens = plan->expert_begin[e + 1] - plan->expert_begin[e];
         rows[e].tokens += tokens;
@@ -308,7 +338,7 @@ static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge
         rows[e].compute_ns += s->counters.expert_compute_ns[e];
         rows[e].merge_ns += merge_ns * tokens / ((uint64_t)n * s->options.top_k);
         s->counters.expert_compute_ns[e] = 0;
-        s->counters.totals.weight_bytes += coli_residency_expert(s->weights, layer, e).bytes;
+        s->counters.totals.weight_bytes += bytes;
     }
 }
 
@@ -321,32 +351,49 @@ static void run_single(colibri_t *s, uint32_t layer, const coli_mlp_t *mlp, uint
     s->counters.totals.weight_bytes += mlp->bytes;
 }
 
-static void run_routed(colibri_t *s, uint32_t index, const coli_layer_t *layer, uint32_t n) {
-    mlp_set_t set = {.s = s,
-                     .layer = index,
-                     .n_mlps = s->b.moe.n_active,
-                     .n_rows = n * s->options.top_k,
-                     .out = s->b.expert_out,
-                     .inner = s->b.act_inner};
+/* With several memory nodes the experts of one stand together. */
+static void order_by_node(colibri_t *s, uint32_t layer) {
+    const coli_numa_t *numa = &s->residency.options.numa;
+    coli_moe_plan_t *plan = &s->b.moe;
+    if (numa->kind != COLI_NUMA_INTERLEAVE || numa->num_nodes < 2 || s->residency.mode == COLIBRI_RESIDENCY_STREAM) return;
+    for (uint32_t i = 1; i < plan->n_active; i++) /* few, and nearly sorted by an insertion of each */
+        for (uint32_t j = i; j > 0 && coli_numa_expert(numa, layer, plan->active[j - 1]) > coli_numa_expert(numa, layer, plan->active[j]); j--) {
+            uint32_t e = plan->active[j]; plan->active[j] = plan->active[j - 1]; plan->active[j - 1] = e;
+        }
+}
+
+static colibri_status_t run_routed(colibri_t *s, uint32_t index, uint32_t n, const token_work_t *work) {
+    const coli_moe_plan_t *plan = &s->b.moe;
+    mlp_set_t set = {.s = s, .layer = index, .out = s->b.expert_out, .inner = s->b.act_inner};
     set.inner.bits = s->options.expert_bits;
-    set.x = coli_act_choose(layer->expert_dtype, &s->b.act_expert, s->b.normed, s->hidden_stride);
-    run_set(&set);
+    set.x = coli_act_choose(work->layer->expert_dtype, &s->b.act_expert, s->b.normed, s->hidden_stride);
+    uint32_t pairs = plan->expert_begin[s->weights->params->num_experts];
+    coli_residency_begin(&s->residency, index, s->b.moe.active, plan->n_active, plan->expert_begin, n);
+    if (!work->output) coli_look_ahead(s, index, n);
+    while ((set.n_mlps = coli_residency_wave(&s->residency, set.first)) > 0) {
+        set.n_rows = (uint32_t)((uint64_t)pairs * set.n_mlps / plan->n_active); /* about: it sets the size of work items */
+        run_set(&set);
+        set.first += set.n_mlps;
+    }
+    return coli_residency_end(&s->residency);
 }
 
 /* The layer's MLPs over the chunk's n tokens in b.normed: into b.expert_out and b.projected, for sum_experts. */
-static void run_mlps(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) {
+static colibri_status_t run_mlps(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) {
     const coli_layer_t *layer = work->layer;
     if (!layer->is_moe) {
         run_single(s, index, &layer->dense, n);
-        return;
+        return COLIBRI_OK;
     }
     uint64_t since = coli_os_now_ns();
     coli_router(s, layer, n);
+    if (s->options.balance != COLIBRI_BALANCE_NONE) coli_capacity(s, n);
     plan_pairs(s, n);
+    order_by_node(s, index);
     s->counters.totals.router_ns += coli_os_now_ns() - since;
     if (layer->has_shared) run_single(s, index, &layer->shared, n);
     if (layer->shared_gate.rows) coli_pool_run(s->pool, shared_gate_tokens, work, n, 16);
-    run_routed(s, index, layer, n);
+    return run_routed(s, index, n, work);
 }
 
 static void merge(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) {
@@ -355,14 +402,15 @@ static void merge(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) 
     if (work->layer->is_moe) count_layer(s, index, n, coli_os_now_ns() - since);
 }
 
-void coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {
+colibri_status_t coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {
     token_work_t work = {.s = s, .layer = &s->weights->layers[index]};
     coli_pool_run(s->pool, norm_tokens, &work, n, 4);
-    run_mlps(s, index, n, &work);
-    merge(s, index, n, &work);
+    colibri_status_t status = run_mlps(s, index, n, &work);
+    if (!status) merge(s, index, n, &work);
+    return status;
 }
 
-int32_t coli_mlp_rows(colibri_t *s, uint32_t index, const float *hidden, uint32_t n, float *output) {
+colibri_status_t coli_mlp_rows(colibri_t *s, uint32_t index, const float *hidden, uint32_t n, float *output) {
     uint64_t width = s->weights->params->hidden_size;
     _Atomic uint32_t bad = UINT32_MAX;
     for (uint32_t begin = 0; begin < n; begin += s->options.chunk) {
@@ -370,8 +418,10 @@ int32_t coli_mlp_rows(colibri_t *s, uint32_t index, const float *hidden, uint32_
         token_work_t work = {.s = s, .layer = &s->weights->layers[index], .given = hidden + begin * width,
                              .output = output + begin * width, .bad = &bad, .first = begin};
         coli_pool_run(s->pool, given_tokens, &work, count, 4);
-        run_mlps(s, index, count, &work);
+        colibri_status_t status = run_mlps(s, index, count, &work);
+        if (status) return status;
         merge(s, index, count, &work);
     }
-    return bad == UINT32_MAX ? -1 : (int32_t)bad;
+    if (bad == UINT32_MAX) return COLIBRI_OK;
+    return coli_fail(COLIBRI_ERR_NOT_FINITE, "the result of row %u is NaN or infinite", (unsigned)bad);
 }

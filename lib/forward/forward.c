@@ -16,6 +16,7 @@
 
 #include "base/math.h"
 #include "base/os.h"
+#include "base/status.h"
 #include "forward/attention.h"
 #include "forward/experts.h"
 #include "forward/project.h"
@@ -199,22 +200,27 @@ static void check_logits(colibri_t *s) {
 
 /* ---- chunks and layers ---- */
 
-static bool run_layers(colibri_t *s, uint32_t n) {
+static colibri_status_t cancelled(void) {
+    return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_infer was cancelled; the slots are as before");
+}
+
+static colibri_status_t run_layers(colibri_t *s, uint32_t n) {
     coli_pool_run(s->pool, embed_tokens, s, n, 16);
     coli_rope_tables(s, n);
     for (uint32_t layer = 0; layer < s->weights->params->num_layers; layer++) {
-        if (coli_take_cancel(s)) return false;
+        if (coli_take_cancel(s)) return cancelled();
         const coli_layer_t *l = &s->weights->layers[layer];
         uint64_t start = coli_os_now_ns(), router_ns = s->counters.totals.router_ns;
         coli_attention(s, layer, n);
         uint64_t middle = coli_os_now_ns();
-        coli_mlp(s, layer, n);
+        colibri_status_t status = coli_mlp(s, layer, n);
+        if (status) return status;
         s->counters.totals.attention_ns += middle - start;
         s->counters.totals.experts_ns += coli_os_now_ns() - middle - (s->counters.totals.router_ns - router_ns);
         s->counters.totals.weight_bytes += coli_matrix_bytes(l->qkv.dtype, l->qkv.rows, l->qkv.k) +
                                            coli_matrix_bytes(l->out.dtype, l->out.rows, l->out.k);
     }
-    return true;
+    return COLIBRI_OK;
 }
 
 /* Put the next tokens into b.tokens, at most a chunk, continuing at (*slot, *done). Returns how many. */
@@ -243,18 +249,19 @@ static void find_runs(colibri_t *s, uint32_t n) {
     }
 }
 
-bool coli_forward(colibri_t *s) {
+colibri_status_t coli_forward(colibri_t *s) {
     uint32_t slot = 0, done = 0, n;
     final_work_t work = {s, 0};
     memset(s->b.slot_failed, 0, s->options.batch);
     while ((n = next_chunk(s, &slot, &done)) > 0) {
         find_runs(s, n);
-        if (!run_layers(s, n)) return false;
+        colibri_status_t status = run_layers(s, n);
+        if (status) return status;
         coli_pool_run(s->pool, final_norm_tokens, &work, n, 4);
         work.first_row += n;
     }
-    if (s->options.outputs == COLIBRI_OUTPUT_HIDDEN) return true;
-    if (!head_last(s)) return false;
+    if (s->options.outputs == COLIBRI_OUTPUT_HIDDEN) return coli_residency_intact(&s->residency);
+    if (!head_last(s)) return cancelled();
     check_logits(s);
-    return true;
+    return coli_residency_intact(&s->residency);
 }

@@ -5,8 +5,9 @@
 #include "forward/session.h"
 
 /* Run all pending tokens through the model in chunks. Fills b.final_hidden, b.slot_failed and, unless outputs are HIDDEN, the
- * logits of every active slot. Returns false if cancelled. Slots' lengths are the caller's to commit. */
-bool coli_forward(colibri_t *session);
+ * logits of every active slot. COLIBRI_ERR_CANCELLED or _IO (with a sentence): nothing of use is there. Slots' lengths are the
+ * caller's to commit. */
+colibri_status_t coli_forward(colibri_t *session);
 
 /* Logits [n][vocab] of final_hidden rows first ... first + n - 1 into out (unpadded rows). Returns false if cancelled. */
 bool coli_head_rows(colibri_t *session, uint32_t first, uint32_t n, float *out);

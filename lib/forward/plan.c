@@ -44,7 +44,7 @@ static void plan_moe(coli_arena_t *arena, const colibri_file_params *p, const co
     b->route_ids = coli_arena_take(arena, pairs, sizeof(int32_t));
     b->route_weights = coli_arena_take(arena, pairs, sizeof(float));
     b->shared_gate = coli_arena_take(arena, (uint64_t)o->chunk * COLIBRI_TILE_ROWS, sizeof(float));
-    b->moe.expert_begin = coli_arena_take(arena, experts + 1, sizeof(uint32_t));
+    b->moe.expert_begin = coli_arena_take(arena, experts + 2, sizeof(uint32_t));
     b->moe.pair_token = coli_arena_take(arena, pairs, sizeof(uint32_t));
     b->moe.token_pair = coli_arena_take(arena, pairs, sizeof(uint32_t));
     b->moe.pair_weight = coli_arena_take(arena, pairs, sizeof(float));
@@ -82,7 +82,16 @@ static uint64_t scratch_floats(const coli_weights_t *w) {
     return COLI_MAX(row, COLI_MAX(tile, head));
 }
 
-void coli_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_options_t *o, colibri_t *s) {
+/* Look-ahead reads what the next layer's router sees; only where experts are fetched at all. */
+static void plan_ahead(coli_arena_t *arena, const coli_options_t *o, colibri_t *s) {
+    uint32_t n = COLI_MIN(COLI_AHEAD_TOKENS, o->chunk);
+    s->b.ahead_normed = coli_arena_take(arena, (uint64_t)n * s->hidden_stride, sizeof(float));
+    s->b.ahead_ids = coli_arena_take(arena, (uint64_t)n * o->top_k, sizeof(int32_t));
+    s->b.ahead_weights = coli_arena_take(arena, (uint64_t)n * o->top_k, sizeof(float));
+}
+
+void coli_plan(coli_arena_t *arena, const colibri_model_t *model, const coli_options_t *o, colibri_t *s) {
+    const coli_weights_t *w = &model->weights;
     const colibri_file_params *p = w->params;
     uint64_t n = o->chunk, history = (uint64_t)o->batch * o->seq;
     coli_buffers_t *b = &s->b;
@@ -112,4 +121,6 @@ void coli_plan(coli_arena_t *arena, const coli_weights_t *w, const coli_options_
     b->active_slots = coli_arena_take(arena, o->batch, sizeof(uint32_t));
     b->last_rows = coli_arena_take(arena, o->batch, sizeof(uint32_t));
     b->slot_failed = coli_arena_take(arena, o->batch, 1);
+    plan_ahead(arena, o, s);
+    coli_residency_plan(arena, model, &o->residency, &s->residency);
 }

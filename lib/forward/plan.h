@@ -4,7 +4,8 @@
 
 #include "forward/session.h"
 
-/* Carve the session's buffers for `options` and `weights` from the arena (counting if its base is NULL) into *session. */
-void coli_plan(coli_arena_t *arena, const coli_weights_t *weights, const coli_options_t *options, colibri_t *session);
+/* Carve the session's buffers for `options` and the model from the arena (counting if its base is NULL) into *session. Weights
+ * that are copied are not among them. */
+void coli_plan(coli_arena_t *arena, const colibri_model_t *model, const coli_options_t *options, colibri_t *session);
 
 #endif

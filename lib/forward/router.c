@@ -95,7 +95,9 @@ bool coli_route(const coli_kernels_t *kernels, const colibri_file_params *p, uin
 typedef struct router_work {
     colibri_t *s;
     const coli_layer_t *layer;
-    const float *rows; /* [n][hidden_stride] */
+    const float *rows;  /* [n][hidden_stride] */
+    int32_t *ids;       /* [n][top_k] */
+    float *weights;     /* [n][top_k] */
 } router_work_t;
 
 static void route_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
@@ -117,15 +119,41 @@ static void route_tokens(void *argument, uint32_t begin, uint32_t end, uint32_t 
     s->kernels->matmul[COLIBRI_FILE_F32](&call);
     for (uint32_t t = begin; t < end; t++)
         coli_route(s->kernels, s->weights->params, k, s->b.router_logits + (uint64_t)t * stride,
-                   s->b.route_ids + (uint64_t)t * k, s->b.route_weights + (uint64_t)t * k);
+                   work->ids + (uint64_t)t * k, work->weights + (uint64_t)t * k);
 }
 
-static void route_rows(colibri_t *s, const coli_layer_t *layer, const float *rows, uint32_t n) {
-    router_work_t work = {s, layer, rows};
+static void route_rows(colibri_t *s, const coli_layer_t *layer, const float *rows, uint32_t n, int32_t *ids, float *weights) {
+    router_work_t work = {s, layer, rows, ids, weights};
     coli_pool_run(s->pool, route_tokens, &work, n, s->kernels->geometry[COLIBRI_FILE_F32].tokens);
 }
 
-void coli_router(colibri_t *s, const coli_layer_t *layer, uint32_t n) { route_rows(s, layer, s->b.normed, n); }
+void coli_router(colibri_t *s, const coli_layer_t *layer, uint32_t n) {
+    route_rows(s, layer, s->b.normed, n, s->b.route_ids, s->b.route_weights);
+}
+
+/* The different ones of n ids, in order of first appearance, to the front. Returns how many. */
+static uint32_t unique(int32_t *ids, uint32_t n) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = 0;
+        while (j < found && ids[j] != ids[i]) j++;
+        if (j == found) ids[found++] = ids[i];
+    }
+    return found;
+}
+
+void coli_look_ahead(colibri_t *s, uint32_t layer, uint32_t n) {
+    const colibri_file_params *p = s->weights->params;
+    uint32_t next = layer + 1, width = s->hidden_stride;
+    while (next < p->num_layers && !s->weights->layers[next].is_moe) next++;
+    if (next == p->num_layers || n > COLI_AHEAD_TOKENS || !coli_residency_wants_expectations(&s->residency)) return;
+    const coli_layer_t *l = &s->weights->layers[next];
+    for (uint32_t t = 0; t < n; t++)
+        s->kernels->rms_norm(s->b.hidden + (uint64_t)t * width, l->mlp_norm, s->b.ahead_normed + (uint64_t)t * width, width,
+                             p->hidden_size, p->rms_norm_eps);
+    route_rows(s, l, s->b.ahead_normed, n, s->b.ahead_ids, s->b.ahead_weights);
+    coli_residency_expect(&s->residency, next, s->b.ahead_ids, unique(s->b.ahead_ids, n * s->options.top_k), n == 1);
+}
 
 /* n rows of the host's as the products want them: themselves, or padded copies in b.normed. */
 static const float *padded_rows(colibri_t *s, const float *rows, uint32_t n) {
@@ -145,7 +173,7 @@ int32_t coli_route_rows(colibri_t *s, uint32_t layer, const float *hidden, uint3
     for (uint32_t begin = 0; begin < n; begin += s->options.chunk) {
         uint32_t count = COLI_MIN(n - begin, s->options.chunk);
         const float *rows = hidden + (uint64_t)begin * s->weights->params->hidden_size;
-        route_rows(s, &s->weights->layers[layer], padded_rows(s, rows, count), count);
+        route_rows(s, &s->weights->layers[layer], padded_rows(s, rows, count), count, s->b.route_ids, s->b.route_weights);
         memcpy(ids + (uint64_t)begin * k, s->b.route_ids, (uint64_t)count * k * sizeof(int32_t));
         memcpy(weights + (uint64_t)begin * k, s->b.route_weights, (uint64_t)count * k * sizeof(float));
     }

@@ -9,12 +9,13 @@
 #include "base/arena.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
-#include "model/weights.h"
+#include "model/residency.h"
 
 #define COLI_TOKEN_TILE 64 /* tokens whose gate and up products are held in one thread's scratch */
 #define COLI_PAIR_TILE 16  /* gate and up block pairs of one work item, at most */
 #define COLI_QUERY_TILE 16 /* queries (tokens x heads of a KV head) that pass over the keys together, at least one token's */
 #define COLI_HEAD_TILE 16  /* row blocks of the head in one work item */
+#define COLI_AHEAD_TOKENS 8 /* chunks of up to so many tokens are looked ahead of: what more of them need is nearly everything */
 
 /* The config, resolved: no defaults left. */
 typedef struct coli_options {
@@ -26,6 +27,7 @@ typedef struct coli_options {
     colibri_isa_t isa;
     uint32_t balance;      /* colibri_load_balancing_t */
     float capacity_factor;
+    coli_residency_options_t residency;
     bool pinned;           /* thread i >= 1 stays on cpus[i] */
     int32_t cpus[COLI_MAX_THREADS];
 } coli_options_t;
@@ -60,11 +62,11 @@ typedef struct coli_kvcache {
 
 /* Token-expert pairs of one chunk and layer, sorted by expert. */
 typedef struct coli_moe_plan {
-    uint32_t *expert_begin; /* [num_experts + 1] first pair of each expert */
+    uint32_t *expert_begin; /* [num_experts + 2] first pair of each expert; the last are dropped ones (capacity) */
     uint32_t *pair_token;   /* [P] token of each pair */
     uint32_t *token_pair;   /* [N][K] pairs of each token, ascending expert */
     float *pair_weight;     /* [N][K] routing weights in the same order */
-    uint32_t *active;       /* [num_experts] experts that got tokens, ascending */
+    uint32_t *active;       /* [num_experts] experts that got tokens, in order of computation */
     _Atomic uint32_t *parts_done; /* [num_experts] gate and up parts done, by index into active; 0 between layers */
     uint32_t n_active;
 } coli_moe_plan_t;
@@ -83,6 +85,9 @@ typedef struct coli_buffers {
     int32_t *route_ids;    /* [N][K] */
     float *route_weights;  /* [N][K] */
     float *shared_gate;    /* [N][16], first lane used */
+    float *ahead_normed;   /* [COLI_AHEAD_TOKENS][H] what the next layer's router would see now */
+    int32_t *ahead_ids;    /* [COLI_AHEAD_TOKENS][K], then the different ones of them */
+    float *ahead_weights;  /* [COLI_AHEAD_TOKENS][K] not used */
     coli_moe_plan_t moe;
     float *inner;          /* [P or N][I padded] silu(gate) * up */
     coli_act_t act_inner;  /* the same, quantised; two uses with their own stride */
@@ -112,7 +117,8 @@ typedef struct coli_counters {
 
 struct colibri_t {
     colibri_model_t *model;
-    const coli_weights_t *weights;
+    const coli_weights_t *weights; /* residency.weights */
+    coli_residency_t residency;
     const coli_kernels_t *kernels;
     coli_options_t options;
     coli_pool_t *pool;
@@ -134,6 +140,7 @@ struct colibri_t {
     uint32_t output_batch;       /* its slots */
     _Atomic uint32_t cancel;     /* set by colibri_cancel, taken by the next look */
     void *own_memory;            /* NULL with a caller's workspace */
+    uint64_t own_bytes;          /* of it, whole huge pages if it lies on such */
     uint64_t memory_bytes;       /* of the workspace in use */
     void *fork_guard;
 };

@@ -13,23 +13,18 @@ void coli_stats_read(const colibri_t *s, colibri_stats_t *stats) {
     stats->num_experts = (int32_t)s->weights->params->num_experts;
     stats->workspace_bytes = s->memory_bytes;
     stats->kv_bytes = coli_kvcache_bytes(&s->kv, s->weights->params->num_layers);
-    /* residency: what is in effect, and what the cache counted */
-    stats->residency = COLIBRI_RESIDENCY_MAP;
+    coli_residency_stats(&s->residency, stats);
 }
 
 void coli_stats_expert(const colibri_t *s, uint32_t layer, uint32_t expert, colibri_expert_stats_t *row) {
     *row = s->counters.experts[(uint64_t)layer * s->weights->params->num_experts + expert];
-    /* residency: where it is now. All but STREAM have every expert in memory */
-    row->hits = row->calls;
-    row->place = COLIBRI_PLACE_MAPPED;
-    row->node = -1;
+    coli_residency_row(&s->residency, layer, expert, row);
 }
 
 void coli_stats_reset(colibri_t *s) {
     const colibri_file_params *p = s->weights->params;
     memset(&s->counters.totals, 0, sizeof s->counters.totals);
     memset(s->counters.experts, 0, (uint64_t)p->num_layers * p->num_experts * sizeof(colibri_expert_stats_t));
-    /* residency: what the cache counted, not what it holds */
 }
 
 void coli_stats_count_infer(colibri_t *s, uint64_t ns) {

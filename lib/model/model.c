@@ -29,7 +29,7 @@ static colibri_status_t fill(colibri_model_t *model, const char *path) {
     if (layers == NULL) {
         return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the %u layers of the model", (unsigned)num_layers);
     }
-    coli_weights_view(&model->directory, layers, &model->weights);
+    coli_weights_view(&model->directory, NULL, NULL, layers, &model->weights);
 
     size_t size;
     const uint8_t *payload = coli_format_bytes(&model->directory, COLIBRI_ROLE_TOKENIZER, &size);

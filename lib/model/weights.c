@@ -52,6 +52,7 @@ static void place_in_layer(coli_layer_t *l, const colibri_file_entry *e, const u
     case COLIBRI_ROLE_ROUTER: l->router = entry_matrix(data, e); break;
     case COLIBRI_ROLE_EXPERTS:
         l->experts = data;
+        l->experts_offset = e->offset;
         l->expert_stride = e->stride;
         l->expert_dtype = e->dtype;
         break;
@@ -67,7 +68,8 @@ static void place_in_layer(coli_layer_t *l, const colibri_file_entry *e, const u
 
 static bool belongs_to_layer(uint32_t role) { return role >= COLIBRI_ROLE_ATTN_NORM && role <= COLIBRI_ROLE_DENSE_MLP; }
 
-void coli_weights_view(const coli_directory_t *directory, coli_layer_t *layers, coli_weights_t *weights) {
+void coli_weights_view(const coli_directory_t *directory, coli_address_fn address, const void *context, coli_layer_t *layers,
+                       coli_weights_t *weights) {
     const colibri_file_params *p = directory->params;
     *weights = (coli_weights_t){.params = p, .layers = layers, .head_dim_padded = coli_pad_rows(p->head_dim)};
     weights->q_rows = p->num_heads * weights->head_dim_padded;
@@ -78,7 +80,7 @@ void coli_weights_view(const coli_directory_t *directory, coli_layer_t *layers, 
     }
     for (uint32_t i = 0; i < directory->num_entries; i++) {
         const colibri_file_entry *e = &directory->entries[i];
-        const uint8_t *data = directory->file + e->offset;
+        const uint8_t *data = address ? address(context, i) : directory->file + e->offset;
         bool *quantised = e->role == COLIBRI_ROLE_EXPERTS ? &weights->quantised_experts : &weights->quantised_others;
         *quantised |= coli_is_quantised(e->dtype);
         if (belongs_to_layer(e->role)) {

@@ -29,7 +29,8 @@ typedef struct coli_layer {
     uint32_t window;                        /* 0: full attention */
     bool is_moe;
     coli_matrix_t router;                   /* f32 [num_experts][hidden] */
-    const uint8_t *experts;                 /* expert e at experts + e * expert_stride */
+    const uint8_t *experts;                 /* expert e at experts + e * expert_stride; NULL: in the file alone */
+    uint64_t experts_offset;                /* of expert 0 in the file */
     uint64_t expert_stride;
     uint32_t expert_dtype;
     bool has_shared;
@@ -62,10 +63,16 @@ struct colibri_model_t {
     char *path;                             /* for messages */
     uint64_t num_parameters, active_bytes;  /* as colibri_model_info_t has them */
     _Atomic int32_t references;
+    _Atomic uint32_t guarded;               /* 1: a session asked for guard_mapping and it is in effect */
+    _Atomic uint32_t lost;                  /* 1: guarded pages could not be read: the weights are no longer the file's */
 };
 
-/* View the directory (already checked) as weights; `layers` has room for num_layers. Cannot fail. */
-void coli_weights_view(const coli_directory_t *directory, coli_layer_t *layers, coli_weights_t *weights);
+/* Where the payload of an entry lies in memory. */
+typedef const uint8_t *(*coli_address_fn)(const void *context, uint32_t entry);
+/* View the directory (already checked) as weights at these addresses (NULL: of the mapping); `layers` has room for num_layers.
+ * Cannot fail. */
+void coli_weights_view(const coli_directory_t *directory, coli_address_fn address, const void *context, coli_layer_t *layers,
+                       coli_weights_t *weights);
 /* Unpadded parameters of all tensors, and the weight bytes (scales included) of products one decoded token takes part in. */
 void coli_weights_totals(const coli_directory_t *directory, uint64_t *num_parameters, uint64_t *active_bytes);
 /* The MLP at an address, as stored in COLIBRI_ROLE_EXPERTS, _SHARED_EXPERT, _DENSE_MLP. */

@@ -105,7 +105,8 @@ static void check_weights(const make_spec_t *s, const coli_weights_t *w, uint32_
     touch_matrix(&l->qkv), touch_matrix(&l->out), touch_matrix(&l->router), touch_matrix(&l->shared_gate);
     touch_mlp(&l->shared), touch_mlp(&l->dense);
     for (uint32_t e = 0; moe && e < s->experts; e++) {
-        coli_mlp_t mlp = coli_residency_expert(w, layer, e);
+        coli_residency_t mapped = {.mode = COLIBRI_RESIDENCY_MAP, .weights = w};
+        coli_mlp_t mlp = coli_residency_expert(&mapped, layer, e);
         CHECK(mlp.gate_up.tiles == l->experts + e * l->expert_stride);
         CHECK(mlp.down.tiles + coli_matrix_bytes(s->dtype, s->hidden, s->inter) == mlp.gate_up.tiles + mlp.bytes);
         CHECK((mlp.gate_up.scale != NULL) == make_quantised(s->dtype));
@@ -124,7 +125,7 @@ static void opens(const make_spec_t *s) {
     CHECK(coli_format_find(&d, COLIBRI_ROLE_HEAD, 0) != NULL && coli_format_find(&d, COLIBRI_ROLE_HEAD, 1) == NULL);
     coli_layer_t *layers = calloc(s->layers, sizeof *layers);
     coli_weights_t w;
-    coli_weights_view(&d, layers, &w);
+    coli_weights_view(&d, NULL, NULL, layers, &w);
     CHECK_EQ(w.q_rows, s->heads * coli_pad_rows(s->head_dim));
     CHECK_EQ(w.head.rows, s->vocab);
     CHECK(w.embedding != NULL && w.final_norm != NULL && w.rope_inv_freq != NULL);
@@ -162,8 +163,9 @@ static void test_tile_address(void) {
     coli_layer_t layers[2];
     coli_weights_t w;
     CHECK_EQ(coli_format_open(file, size, NULL, "tiny", &d), COLIBRI_OK);
-    coli_weights_view(&d, layers, &w);
-    coli_mlp_t mlp = coli_residency_expert(&w, 1, 3);
+    coli_weights_view(&d, NULL, NULL, layers, &w);
+    coli_residency_t mapped = {.mode = COLIBRI_RESIDENCY_MAP, .weights = &w};
+    coli_mlp_t mlp = coli_residency_expert(&mapped, 1, 3);
     const float *block = (const float *)(mlp.gate_up.tiles + (37 / 16 * 2 + 1) * mlp.gate_up.block_bytes);
     CHECK_EQ(mlp.gate_up.block_bytes, 16 * 128 * 4);
     CHECK(block[70 * 16 + 37 % 16] != 0.0f && block[72 * 16 + 37 % 16] == 0.0f); /* hidden is 72: then padding */
@@ -210,7 +212,7 @@ static void test_flips_with_checksum(const uint8_t *file, size_t size, size_t he
             if (coli_format_open(copy, size, NULL, "flipped", &d) == COLIBRI_OK) {
                 coli_layer_t *layers = calloc(d.params->num_layers, sizeof *layers);
                 coli_weights_t w;
-                coli_weights_view(&d, layers, &w);
+                coli_weights_view(&d, NULL, NULL, layers, &w);
                 for (uint32_t l = 0; l < d.params->num_layers; l++) {
                     touch_matrix(&layers[l].qkv), touch_matrix(&layers[l].out), touch_mlp(&layers[l].dense);
                 }

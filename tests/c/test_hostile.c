@@ -72,15 +72,16 @@ static float *output_of(colibri_t *s, size_t *bytes) {
 static void test_huge_cache(void) {
     colibri_file_params p = {.vocab_size = 16, .hidden_size = 128, .num_layers = 65535, .num_heads = 128, .num_kv_heads = 128,
                              .head_dim = 1024, .rotary_dim = 1024, .max_position = 1 << 30, .dense_intermediate = 128};
-    coli_weights_t w = {.params = &p, .head_dim_padded = 1024, .q_rows = 131072, .kv_rows = 131072};
+    colibri_model_t model = {.directory = {.params = &p},
+                             .weights = {.params = &p, .head_dim_padded = 1024, .q_rows = 131072, .kv_rows = 131072}};
     coli_options_t o = {.batch = 4096, .seq = 1 << 24, .threads = 1, .chunk = 1, .expert_bits = 8, .other_bits = 16};
     static colibri_t s;
     coli_arena_t arena = {0};
-    coli_plan(&arena, &w, &o, &s);
+    coli_plan(&arena, &model, &o, &s);
     CHECK(arena.overflow);
     p.num_layers = 1;
     arena = (coli_arena_t){0};
-    coli_plan(&arena, &w, &o, &s);
+    coli_plan(&arena, &model, &o, &s);
     CHECK(!arena.overflow && arena.used > (uint64_t)1 << 55);
 }
 

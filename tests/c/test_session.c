@@ -447,20 +447,42 @@ static void test_config(void) {
         {offsetof(colibri_config_t, kv_dtype), COLIBRI_DTYPE_Q4, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, activation_bits), 4, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, max_chunk_tokens), -3, COLIBRI_ERR_INVALID_ARGUMENT},
-        {offsetof(colibri_config_t, load_balancing_strategy), 1, COLIBRI_ERR_UNSUPPORTED},
+        {offsetof(colibri_config_t, load_balancing_strategy), 3, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, residency), COLIBRI_RESIDENCY_COUNT_, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, residency), -1, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, guard_mapping), 2, COLIBRI_ERR_INVALID_ARGUMENT},
+        {offsetof(colibri_config_t, reserved1), 1, COLIBRI_ERR_INVALID_ARGUMENT},
         {offsetof(colibri_config_t, struct_size), 8, COLIBRI_ERR_INVALID_ARGUMENT}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         colibri_config_t bad = c;
         memcpy((char *)&bad + cases[i].offset, &cases[i].value, sizeof(int32_t));
         check_refused(bad, cases[i].status);
     }
-    c.expert_cache_size = 1;
-    check_refused(c, COLIBRI_ERR_UNSUPPORTED);
+    c.expert_cache_size = 1; /* no room for two */
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.expert_cache_size = 8;
+    c.residency = COLIBRI_RESIDENCY_MAP; /* belongs to STREAM */
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
     c = config();
-    c.numa_policy = "interleave";
-    check_refused(c, COLIBRI_ERR_UNSUPPORTED);
+    c.hugepage_size = 4096;
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.hugepage_size = 2 << 20;
+    c.residency = COLIBRI_RESIDENCY_STREAM; /* belongs to HUGE */
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c = config();
+    c.capacity_factor = 1.5f; /* without a strategy */
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.load_balancing_strategy = COLIBRI_BALANCE_HARD_CAPACITY;
+    c.capacity_factor = -1;
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c = config();
+    c.numa_policy = "everywhere";
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
     c.numa_policy = "none";
     colibri_free(start(&c));
+    c.expert_profile = "missing.profile";
+    check_refused(c, COLIBRI_ERR_NOT_FOUND);
+    c.expert_profile = NULL;
     c.model_path = NULL;
     check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
     c.model_path = "missing.colibri";

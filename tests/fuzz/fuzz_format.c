@@ -55,7 +55,8 @@ static void walk_layer(const coli_weights_t *w, uint32_t index) {
     if (l->has_shared) touch_mlp(&l->shared);
     if (l->shared_gate.rows > 0) touch_matrix(&l->shared_gate);
     for (uint32_t e = 0; e < p->num_experts; e++) {
-        coli_mlp_t mlp = coli_residency_expert(w, index, e);
+        coli_residency_t mapped = {.mode = COLIBRI_RESIDENCY_MAP, .weights = w};
+        coli_mlp_t mlp = coli_residency_expert(&mapped, index, e);
         touch_mlp(&mlp);
     }
 }
@@ -65,7 +66,7 @@ static void walk(const coli_directory_t *d) {
     coli_weights_t w;
     uint64_t parameters, active;
     if (layers == NULL) return;
-    coli_weights_view(d, layers, &w);
+    coli_weights_view(d, NULL, NULL, layers, &w);
     coli_weights_totals(d, &parameters, &active);
     if (active > d->file_size) __builtin_trap(); /* no product reads more than there is */
     touch(w.embedding, w.params->vocab_size * w.embedding_stride);
