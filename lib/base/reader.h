@@ -29,6 +29,7 @@ typedef struct coli_read {
 
 typedef struct coli_reader coli_reader_t;
 
+/* Fewer leave reads below a megabyte slower than the disk; with more an urgent read shares it with more of those that run. */
 #define COLI_READER_THREADS 4
 
 /* Bytes of memory (64-byte aligned) for at most `depth` reads that are WAITING at once. */
