@@ -65,7 +65,8 @@ static colibri_status_t check_run(const char *policy, const uint32_t run[3], uin
     int shown = coli_fitting(policy, 64);
     if (run[1] >= num_layers)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.numa_policy \"%.*s\" names layer %u, but the model's are 0 to %u", shown, policy, COLI_MAX(run[0], num_layers), num_layers - 1);
+                         "config.numa_policy \"%.*s\" names layer %u, but the model's are 0 to %u", shown,
+                         policy, COLI_MAX(run[0], num_layers), num_layers - 1);
     if (run[2] >= num_nodes)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
                          "config.numa_policy \"%.*s\" names node %u, but this process may use %u memory node%s, counted from 0",
@@ -87,7 +88,8 @@ static colibri_status_t parse_list(const char *policy, uint32_t num_layers, coli
     for (uint32_t i = 0; i < numa->num_runs && numa->runs[i].first == next; i++) next = numa->runs[i].last + 1;
     if (next == num_layers) return COLIBRI_OK;
     return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                     "config.numa_policy \"%.*s\" names no node for layer %u; the model's are 0 to %u", coli_fitting(policy, 64), policy, next, num_layers - 1);
+                     "config.numa_policy \"%.*s\" names no node for layer %u; the model's are 0 to %u",
+                     coli_fitting(policy, 64), policy, next, num_layers - 1);
 }
 
 colibri_status_t coli_numa_parse(const char *policy, uint32_t num_layers, const coli_topology_t *topology, coli_numa_t *numa) {

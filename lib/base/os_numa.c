@@ -150,32 +150,48 @@ static bool set_policy(uint64_t begin, uint64_t end, int policy, const unsigned 
     return syscall(SYS_mbind, (void *)(uintptr_t)begin, (unsigned long)(end - begin), policy, nodes, MOST_IDS, flags) == 0;
 }
 
-/* Pages already there go to ids[stripe mod count]: mbind leaves a page alone that lies on any of its nodes, and a huge page
- * that is asked for two nodes would go to and fro. */
-static bool deal_out(uint64_t begin, uint64_t end, uint64_t page, const int *ids, uint32_t count) {
+/* Of BATCH pages spread over the range, does none lie elsewhere? The kernel (6.1) is silent about pages that it leaves because
+ * another process has them mapped, too, and about a node that was full. */
+static bool lies_on(uint64_t begin, uint64_t end, uint64_t page, int id) {
     const void *pages[BATCH];
-    int nodes[BATCH], status[BATCH];
-    uint64_t stripe = COLI_MAX(STRIPE, page);
+    int status[BATCH];
+    unsigned long n = 0;
+    uint64_t step = ((end - begin) / page + BATCH - 1) / BATCH * page;
+    for (; begin < end; begin += step) {
+        pages[n] = (const void *)(uintptr_t)begin;
+        status[n++] = -ENOENT;
+    }
+    if (syscall(SYS_move_pages, 0, n, pages, NULL, status, 0) != 0) return true; /* not to be known */
+    for (unsigned long i = 0; i < n; i++)
+        if (status[i] >= 0 && status[i] != id) return false;
+    return true;
+}
+
+/* Preferred, not bound: a full node is no reason to be killed. */
+static bool put_on(uint64_t begin, uint64_t end, uint64_t page, int id) {
+    unsigned long nodes[ID_LONGS] = {0};
+    put(nodes, id);
+    return set_policy(begin, end, POLICY_PREFERRED, nodes, MOVE | ALL_OR_ERROR) && lies_on(begin, end, page, id);
+}
+
+/* Pages already there go to ids[stripe mod count]: MOVE leaves a page alone that lies on any of a policy's nodes. Each stripe
+ * gets the final policy before the next one's turn, so that the kernel sees one area and not a thousand. (move_pages would say
+ * where each page goes, but passes over those that automatic NUMA balancing has marked.) */
+static bool deal_out(uint64_t begin, uint64_t end, uint64_t page, const int *ids, uint32_t count) {
+    unsigned long nodes[ID_LONGS] = {0};
+    uint64_t stripe = COLI_MAX(STRIPE, page), next;
     bool all = true;
-    while (begin < end) {
-        unsigned long n = 0;
-        for (; n < BATCH && begin < end; n++, begin += page) {
-            pages[n] = (const void *)(uintptr_t)begin;
-            nodes[n] = ids[begin / stripe % count];
-            status[n] = -ENOENT;
-        }
-        long stayed = syscall(SYS_move_pages, 0, n, pages, nodes, status, MOVE);
-        if (stayed < 0 && errno != ENOENT) return false; /* ENOENT: none of them is there */
-        all = all && stayed <= 0;
-        for (unsigned long i = 0; i < n; i++) /* EFAULT: the page of zeros, which stands for one not yet written */
-            all = all && (status[i] >= 0 || status[i] == -ENOENT || status[i] == -EFAULT);
+    for (uint32_t i = 0; i < count; i++) put(nodes, ids[i]);
+    for (; begin < end; begin = next) {
+        next = COLI_MIN((begin / stripe + 1) * stripe, end);
+        all = put_on(begin, next, page, ids[begin / stripe % count]) && all;
+        if (!set_policy(begin, next, POLICY_INTERLEAVE, nodes, 0)) return false;
     }
     return all;
 }
 
 bool coli_os_place(const coli_numa_t *numa, const void *memory, uint64_t bytes, int32_t node) {
     if (numa->kind == COLI_NUMA_NONE || numa->id[0] < 0) return true;
-    unsigned long nodes[ID_LONGS] = {0};
     int ids[COLI_MAX_NODES];
     uint32_t count = 0;
     uint64_t page = numa->page ? numa->page : (uint64_t)sysconf(_SC_PAGESIZE);
@@ -183,11 +199,9 @@ bool coli_os_place(const coli_numa_t *numa, const void *memory, uint64_t bytes, 
     uint64_t end = ((uint64_t)(uintptr_t)memory + bytes) & ~(page - 1);
     if (begin >= end) return true;
     for (uint32_t n = 0; n < numa->num_nodes; n++)
-        if (node < 0 ? numa->used >> n & 1 : n == (uint32_t)node) put(nodes, ids[count++] = numa->id[n]);
-    if (count == 0) return false;
-    if (count == 1) /* preferred, not bound: a full node is no reason to be killed */
-        return set_policy(begin, end, POLICY_PREFERRED, nodes, MOVE | ALL_OR_ERROR);
-    return set_policy(begin, end, POLICY_INTERLEAVE, nodes, 0) && deal_out(begin, end, page, ids, count);
+        if (node < 0 ? numa->used >> n & 1 : n == (uint32_t)node) ids[count++] = numa->id[n];
+    if (count > 1) return deal_out(begin, end, page, ids, count);
+    return count == 1 && put_on(begin, end, page, ids[0]);
 }
 
 bool coli_os_pin_node(const coli_topology_t *topology, uint32_t node) {

@@ -74,8 +74,8 @@ static void test_texts(void) {
     accept("3:0,2:1,1:0,0:1", 4, "01", "1010");
     accept("0:00,1-01:0001", 2, "0011", "01");
     static const char *const no_text[] = {
-        "", "Interleave", "interleave ", "0", "0-7", "0-7:", ":0", "0-7:0,", ",0-7:0", "0-7:0;", "7-0:0", "-7:0", "0-:0", "0--7:0",
-        "+0-7:0", " 0-7:0", "0-7:0 ", "0-7:0\n", "0-7:-1", "0-7:1:0", "0-7=0", "0x0-7:0", "99999999999999999999:0",
+        "", "Interleave", "interleave ", "0", "0-7", "0-7:", ":0", "0-7:0,", ",0-7:0", "0-7:0;", "7-0:0", "-7:0", "0-:0",
+        "0--7:0", "+0-7:0", " 0-7:0", "0-7:0 ", "0-7:0\n", "0-7:-1", "0-7:1:0", "0-7=0", "0x0-7:0", "99999999999999999999:0",
         "0-7:4294967296", "0-4294967303:0", "0-7:0,interleave", "none,0-7:0", "\xc3\xa9"};
     for (size_t i = 0; i < sizeof no_text / sizeof *no_text; i++) reject(no_text[i], "allowed are none, interleave, or a list");
     reject("0-7:2", "names node 2, but this process may use 2 memory nodes");
