@@ -1,11 +1,14 @@
 /* test_capacity.c: load balancing by expert capacity: how many pairs an expert takes, the core against a slow reference that
- * follows colibri_load_balancing_t's words, what must hold in any case, and the weights against the router's own. */
+ * follows colibri_load_balancing_t's words, what must hold in any case, and the weights against the router's own. Then
+ * sessions: the same bits for any threads and instruction set, counts that add up, one token alone unchanged. */
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "forward/capacity.h"
 #include "forward/router.h"
+#include "make_file.h"
 
 #define MAX_TOKENS 48
 #define MAX_EXPERTS 80
@@ -309,11 +312,108 @@ static void test_weights_are_the_routers(void) {
     CHECK(compared > 1000);
 }
 
+/* ---- sessions ---- */
+
+#define TOKENS 40
+static char path[64]; /* of this process: several may run in one folder */
+
+static void write_spec(const make_spec_t *spec) {
+    size_t size;
+    uint8_t *file = make_model_file(spec, &size);
+    CHECK(file && write_model_file(path, file, size));
+    free(file);
+}
+
+/* Logits of TOKENS tokens, `piece` a call; free() them. */
+static float *run_session(colibri_config_t *c, const make_spec_t *spec, int32_t piece, colibri_stats_t *stats,
+                          uint64_t *loads) {
+    size_t bytes = TOKENS * spec->vocab * sizeof(float), room = (bytes + 127) / 64 * 64;
+    float *all = malloc(bytes), *row = all;
+    void *memory = malloc(room + 64);
+    float *out = (float *)(((uintptr_t)memory + 63) / 64 * 64);
+    colibri_expert_stats_t experts[MAX_EXPERTS];
+    c->struct_size = sizeof *c;
+    c->model_path = path;
+    c->max_seq_len = TOKENS;
+    c->outputs = COLIBRI_OUTPUT_ALL;
+    colibri_t *s = colibri_init(c);
+    CHECK(s != NULL);
+    for (int32_t at = 0; s && at < TOKENS; at += piece) {
+        int32_t ids[TOKENS];
+        for (int32_t i = 0; i < piece; i++) ids[i] = (at + i) * 7 % 5; /* few words: their experts are full soon */
+        CHECK_EQ(colibri_set_input(s, ids, &piece, 1), COLIBRI_OK);
+        CHECK_EQ(colibri_infer(s), COLIBRI_OK);
+        CHECK_EQ(colibri_get_output(s, out, room), COLIBRI_OK);
+        memcpy(row, out, (size_t)piece * spec->vocab * sizeof(float));
+        row += (size_t)piece * spec->vocab;
+    }
+    *stats = (colibri_stats_t)COLIBRI_STATS_INIT;
+    CHECK_EQ(colibri_stats(s, stats), COLIBRI_OK);
+    for (uint32_t layer = 0; layer < spec->layers; layer++) {
+        CHECK_EQ(colibri_expert_stats(s, (int32_t)layer, experts, MAX_EXPERTS), COLIBRI_OK);
+        for (uint32_t e = 0; e < spec->experts; e++) loads[layer * spec->experts + e] = experts[e].tokens;
+    }
+    colibri_free(s);
+    free(memory);
+    return all;
+}
+
+static void check_session(const make_spec_t *spec, int32_t strategy) {
+    size_t bytes = TOKENS * spec->vocab * sizeof(float);
+    uint64_t loads[2 * MAX_EXPERTS], sum = 0;
+    uint32_t most = coli_expert_capacity(0.75f, 16, spec->top_k, spec->experts); /* of the two groups of 16 and the one of 8 */
+    uint32_t least = coli_expert_capacity(0.75f, 8, spec->top_k, spec->experts);
+    colibri_stats_t stats, others;
+    colibri_config_t c = {.load_balancing_strategy = strategy, .capacity_factor = 0.75f, .max_chunk_tokens = 16};
+    c.num_threads = 1;
+    float *expected = run_session(&c, spec, TOKENS, &stats, loads);
+    CHECK(strategy == COLIBRI_BALANCE_SOFT_CAPACITY ? stats.capacity_moved > 0 : stats.capacity_moved == 0);
+    CHECK(stats.capacity_dropped > 0);
+    for (uint32_t i = 0; i < spec->layers * spec->experts; i++) {
+        CHECK(loads[i] <= 2 * most + least);
+        sum += loads[i];
+    }
+    CHECK_EQ(sum + stats.capacity_dropped, (uint64_t)TOKENS * spec->top_k * spec->layers);
+    for (c.isa = COLIBRI_ISA_REF; c.isa < COLIBRI_ISA_COUNT_; c.isa++)
+        for (c.num_threads = 1; c.num_threads <= 3 && colibri_isa_supported((colibri_isa_t)c.isa); c.num_threads += 2) {
+            float *out = run_session(&c, spec, TOKENS, &others, loads);
+            CHECK(same_bits(out, expected, bytes));
+            CHECK(others.capacity_moved == stats.capacity_moved && others.capacity_dropped == stats.capacity_dropped);
+            free(out);
+        }
+    colibri_config_t plain = {.num_threads = 1}, alone = c;
+    alone.isa = 0;
+    alone.num_threads = 2;
+    float *unchanged = run_session(&plain, spec, TOKENS, &others, loads);
+    CHECK(!same_bits(unchanged, expected, bytes));
+    float *one = run_session(&alone, spec, 1, &stats, loads);
+    CHECK(same_bits(unchanged, one, bytes));
+    CHECK_EQ(stats.capacity_moved + stats.capacity_dropped + others.capacity_moved + others.capacity_dropped, 0);
+    free(expected); free(unchanged); free(one);
+}
+
+static void test_sessions(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    spec.experts = 9;
+    spec.top_k = 4;
+    for (uint32_t i = 0; i < 4; i++) {
+        spec.dtype = i & 1 ? COLIBRI_FILE_Q8 : COLIBRI_FILE_F32;
+        spec.norm_topk = i >> 1;
+        spec.shared = i & 1 ? 56 : 0;
+        write_spec(&spec);
+        check_session(&spec, COLIBRI_BALANCE_SOFT_CAPACITY);
+        check_session(&spec, COLIBRI_BALANCE_HARD_CAPACITY);
+    }
+    remove(path);
+}
+
 int main(void) {
+    snprintf(path, sizeof path, "test_capacity_%d.colibri", (int)getpid());
     test_limit();
     test_random();
     test_alone();
     test_by_hand();
     test_weights_are_the_routers();
+    test_sessions();
     return check_report();
 }
