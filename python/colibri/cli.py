@@ -26,6 +26,7 @@ from ._files import write_whole
 from .bench import cache_figures, measure
 
 _PROMPT = "Once upon a time"
+_SPAN = 4096  # tokens of a text that are run as one, at most
 _DTYPES = ["f32", "f16", "bf16", "q8", "q4", "source"]
 _ISAS = ["ref", "avx2", "avx512", "amx", "neon"]
 _SHARE = click.FloatRange(0, 1)
@@ -524,6 +525,58 @@ def bench(
         f"weights  {_bytes(result['weight_bytes_per_token'])} per decoded token, {result['weight_gb_per_s']:.2f} GB/s\n"
         f"{residency}\n"
     )
+
+
+@cli.command()
+@click.argument("model_path", metavar="[MODEL]", required=False)
+@click.option("--prompt", metavar="TEXT", help="The text to run.")
+@click.option("--prompt-file", metavar="FILE", help='Read it from a file instead; "-" is stdin.')
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Also continue it by up to N tokens.  [default: 0]",
+)
+@click.option("-o", "--output", required=True, metavar="PICTURE", help="What to write: a .png, .svg or .pdf file.")
+@_session_options
+def heatmap(
+    model_path: str | None,
+    prompt: str | None,
+    prompt_file: str | None,
+    max_tokens: int,
+    output: str,
+    settings: dict[str, Any],
+) -> None:
+    """Run a text and draw, layer by layer, how much each expert was used and what time one token took it: hot, slow and
+    dead experts. MODEL is a .colibri file; default: the shipped demo model. A text longer than the model was made for
+    is run in pieces.
+    """
+    from .heatmap import draw, picture_format, require_matplotlib
+
+    if (prompt is None) == (prompt_file is None):
+        raise click.UsageError("give either --prompt or --prompt-file")
+    picture = picture_format(output)
+    require_matplotlib()
+    text = prompt if prompt_file is None else _read_text(prompt_file)
+    with _open(model_path) as model:
+        ids = model.tokenize(text)
+        span = max(1, min(len(ids), model.config["max_position"] or _SPAN, _SPAN))
+        with _session(model, settings, max_seq_len=span + max(max_tokens, 1) - 1) as session:
+            last = max(0, len(ids) - 1) // span * span
+            for first in range(0, last, span):  # a long text: piece after piece, each as a text of its own
+                session.generate(ids[first : first + span], max_new_tokens=0)
+            session.generate(ids[last:], max_new_tokens=max_tokens)
+            stats = session.stats()
+        name = os.path.basename(model.path)
+    write_whole(output, draw(stats, name, picture))
+
+
+def _read_text(path: str) -> str:
+    if path == "-":
+        return sys.stdin.buffer.read().decode("utf-8", "replace")
+    with open(path, "rb") as file:
+        return file.read().decode("utf-8", "replace")
 
 
 # ---- Entry point ---------------------------------------------------------------------------------------------------
