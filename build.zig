@@ -15,6 +15,26 @@ const version: std.SemanticVersion = .{ .major = 0, .minor = 1, .patch = 0 };
 
 /// Portable C, compiled for the target's baseline CPU.
 const base_sources = [_][]const u8{
+    "lib/model/pack.c",
+    "lib/base/threads.c",
+    "lib/base/math.c",
+    "lib/model/crc32.c",
+    "lib/forward/kvcache.c",
+    "lib/forward/project.c",
+    "lib/forward/attention.c",
+    "lib/forward/router.c",
+    "lib/forward/experts.c",
+    "lib/forward/forward.c",
+};
+/// The same, made small rather than fast: what runs once, or does little.
+const small_sources = [_][]const u8{
+    "lib/forward/sampler.c",
+    "lib/model/tokenizer_decode.c",
+    "lib/model/tokenizer_bpe.c",
+    "lib/model/tokenizer_split.c",
+    "lib/model/tokenizer.c",
+    "lib/kernels/ref.c",
+    "lib/model/pack_q4.c",
     "lib/colibri.c",
     "lib/base/status.c",
     "lib/base/structs.c",
@@ -24,16 +44,12 @@ const base_sources = [_][]const u8{
     "lib/base/os_windows.c",
     "lib/base/os_write.c",
     "lib/base/os_guard.c",
-    "lib/base/threads.c",
     "lib/base/reader.c",
     "lib/base/affinity.c",
     "lib/base/numa.c",
     "lib/base/os_numa.c",
     "lib/base/cpu.c",
-    "lib/base/math.c",
     "lib/kernels/select.c",
-    "lib/kernels/ref.c",
-    "lib/model/crc32.c",
     "lib/model/format.c",
     "lib/model/weights.c",
     "lib/model/residency.c",
@@ -41,23 +57,10 @@ const base_sources = [_][]const u8{
     "lib/model/expert_cache.c",
     "lib/model/profile.c",
     "lib/model/model.c",
-    "lib/model/pack.c",
-    "lib/model/pack_q4.c",
-    "lib/model/tokenizer.c",
-    "lib/model/tokenizer_split.c",
-    "lib/model/tokenizer_bpe.c",
-    "lib/model/tokenizer_decode.c",
     "lib/model/unicode.c",
     "lib/model/unicode_data.c",
     "lib/forward/plan.c",
-    "lib/forward/kvcache.c",
-    "lib/forward/project.c",
-    "lib/forward/attention.c",
-    "lib/forward/router.c",
     "lib/forward/capacity.c",
-    "lib/forward/experts.c",
-    "lib/forward/forward.c",
-    "lib/forward/sampler.c",
     "lib/forward/session.c",
     "lib/forward/stats.c",
     "lib/forward/metrics.c",
@@ -181,6 +184,8 @@ fn libraryModule(b: *std.Build, target: std.Build.ResolvedTarget, settings: Sett
     const m = settings.module(b, target);
     m.addIncludePath(b.path("lib"));
     for (base_sources) |file| m.addCSourceFile(.{ .file = b.path(file), .flags = &library_flags });
+    const small: []const []const u8 = if (settings.optimize == .Debug) &library_flags else &(library_flags ++ [_][]const u8{"-Os"});
+    for (small_sources) |file| m.addCSourceFile(.{ .file = b.path(file), .flags = small });
     const isa_sources: []const IsaSource = switch (target.result.cpu.arch) {
         .x86_64 => &isa_x86_64,
         .aarch64 => &isa_aarch64,
