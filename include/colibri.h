@@ -162,7 +162,8 @@ typedef struct colibri_model_info_t {
 } colibri_model_info_t;
 #define COLIBRI_MODEL_INFO_INIT COLIBRI_INIT_(colibri_model_info_t)
 
-/* Open a .colibri file (UTF-8 path). The file is mapped and its header and directory checked; payloads are not read.
+/* Open a .colibri file (UTF-8 path). It is mapped; header, directory, tokenizer and texts are copied and checked, weights are not
+ * read. So text and model_info do not depend on what becomes of the file; weights in use must not change (see residency).
  * *model receives an object with one reference, to be dropped by colibri_model_close. */
 COLIBRI_API colibri_status_t colibri_model_open(const char *path, colibri_model_t **model);
 /* Drop the caller's reference. Sessions hold their own; the mapping goes with the last one. NULL is ignored. */
@@ -323,9 +324,10 @@ typedef struct colibri_config_t {
     const char *expert_profile;  /* NULL, or a file of colibri_save_profile: which experts are used how often. STREAM: the most
                                     used ones are in the cache when init returns. The file must be of the same model */
     int32_t guard_mapping;       /* 1: MAP and LOCK survive a mapped file that is truncated or cannot be read: a process-wide
-                                    handler of SIGBUS is installed (once, by init) that puts zeros in place of this model's lost pages
+                                    handler of SIGBUS is installed (once, by init) that puts zeros in place of this model's weights
                                     and hands other faults on to the handler before it. The call then ends with COLIBRI_ERR_IO, and so do
-                                    all later ones on that model. 0: no handler, and such a file ends the process */
+                                    all later ones on that model. A handler that the host installs later undoes it, unless it
+                                    calls ours. 0: no handler, and such a file ends the process */
     int32_t reserved1;           /* 0 */
 } colibri_config_t;
 #define COLIBRI_CONFIG_INIT COLIBRI_INIT_(colibri_config_t)

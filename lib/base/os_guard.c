@@ -29,12 +29,14 @@
 #include <unistd.h>
 
 #define MAX_RANGES 64
+#define MAX_FAULTS 4096 /* of one range: one a thread is as should be; more: zeros do not help, and this must end */
 
 /* Atomic throughout, and without locks, so that the handler may read what another thread is changing. */
 typedef struct range {
     _Atomic uint32_t version;               /* odd while it is being changed */
     _Atomic uintptr_t begin, end;           /* whole pages; both 0: free */
     _Atomic(_Atomic uint32_t *) lost;
+    _Atomic uint32_t faults;
 } range_t;
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_POINTER_LOCK_FREE == 2, "a signal handler may not wait");
 
@@ -54,6 +56,7 @@ static bool make_zero(range_t *range, uintptr_t address) {
     _Atomic uint32_t *lost = atomic_load(&range->lost);
     if (version % 2 || atomic_load(&range->version) != version || address < begin || address >= end) return false;
     atomic_store(lost, 1);
+    if (atomic_fetch_add(&range->faults, 1) >= MAX_FAULTS) return false;
     return mmap((void *)begin, end - begin, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
@@ -129,6 +132,7 @@ static void change(range_t *range, uintptr_t begin, uintptr_t end, _Atomic uint3
     atomic_store(&range->begin, begin);
     atomic_store(&range->end, end);
     atomic_store(&range->lost, lost);
+    atomic_store(&range->faults, 0);
     atomic_fetch_add(&range->version, 1);
 }
 
