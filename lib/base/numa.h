@@ -51,10 +51,11 @@ int32_t coli_numa_layer(const coli_numa_t *numa, uint32_t layer);
 void coli_numa_shares(const coli_numa_t *numa, uint32_t num_threads, const uint32_t *node_chunks, coli_share_t *shares);
 
 /* Put memory on a node (-1: page by page over all nodes used): pages there move, later ones begin there, or elsewhere when the
- * node is full. Only whole pages (numa->page) inside the range: ends that share one with something else are left. For -1, pages
+ * node is full. In pages of numa->page bytes: one that several ranges share goes with that which has its middle. For -1, pages
  * already there are dealt out 2 MiB (or a page, if that is more) at a time. False: refused, or some pages stayed where they
- * were. Of a mapped file only pages in this process's page tables, and in no other's, move; later ones go where the thread runs
- * that first touches them. mbind by system call; true without one where the system has one node (id -1). */
+ * were. Of a mapped file only pages in this process's page tables, and in no other's, move, and nothing says so for those that
+ * are in none; later ones go where the thread runs that first touches them. mbind by system call; true without one where the
+ * system has one node (id -1). */
 bool coli_os_place(const coli_numa_t *numa, const void *memory, uint64_t bytes, int32_t node);
 /* Tie the calling thread to the CPUs of a node that this process may use. False: refused. */
 bool coli_os_pin_node(const coli_topology_t *topology, uint32_t node);

@@ -195,8 +195,8 @@ bool coli_os_place(const coli_numa_t *numa, const void *memory, uint64_t bytes, 
     int ids[COLI_MAX_NODES];
     uint32_t count = 0;
     uint64_t page = numa->page ? numa->page : (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t begin = ((uint64_t)(uintptr_t)memory + page - 1) & ~(page - 1);
-    uint64_t end = ((uint64_t)(uintptr_t)memory + bytes) & ~(page - 1);
+    uint64_t begin = ((uint64_t)(uintptr_t)memory + page / 2) & ~(page - 1);
+    uint64_t end = ((uint64_t)(uintptr_t)memory + bytes + page / 2) & ~(page - 1);
     if (begin >= end) return true;
     for (uint32_t n = 0; n < numa->num_nodes; n++)
         if (node < 0 ? numa->used >> n & 1 : n == (uint32_t)node) ids[count++] = numa->id[n];

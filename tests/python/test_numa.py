@@ -2,7 +2,7 @@
 is tests/target/numa/init.c, which asks the kernel where each page lies and where each thread may run.
 
 Needs the Python package ziglang, Debian's qemu-system-x86 and an x86-64 kernel: the file that COLIBRI_TEST_KERNEL
-names, or /boot/vmlinuz-* (one is in Debian's linux-image-cloud-amd64). With mkfs.ext4, files on a disk are part of it."""
+names, or /boot/vmlinuz-* (one is in Debian's linux-image-cloud-amd64). With mkfs.ext4, a disk with files too."""
 
 from __future__ import annotations
 
