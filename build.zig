@@ -106,6 +106,7 @@ const tests = [_][]const u8{
     "test_golden",
     "test_hostile",
     "test_quiet",
+    "test_metrics",
 };
 
 /// Programs: tools/NAME.c, tools/cli_common.c and what else they are made of.

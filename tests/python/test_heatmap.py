@@ -39,7 +39,7 @@ def black_share(path: Path, data: bytes) -> float:
     return float((matplotlib.image.imread(path)[:, :, :3].max(axis=2) < 0.02).mean())
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (2, 8), (32, 8), (24, 60), (27, 64), (61, 256), (100, 512)])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 8), (20, 8), (24, 60), (100, 512)])
 def test_any_shape(shape: tuple[int, int]) -> None:
     pytest.importorskip("matplotlib")
     width, height = png_size(heatmap.draw(fake(*shape), "model"))
@@ -49,14 +49,14 @@ def test_any_shape(shape: tuple[int, int]) -> None:
 
 def test_dead_experts_are_black(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    none, half = (black_share(tmp_path / "a.png", heatmap.draw(fake(12, 32, dead=n), "m")) for n in (0, 16))
+    none, half = (black_share(tmp_path / "a.png", heatmap.draw(fake(12, 64, dead=n), "m")) for n in (0, 32))
     assert none < 0.03 and half > none + 0.25  # text and frames; and half of both panels
 
 
 def test_dense_layers_are_left_out() -> None:
     pytest.importorskip("matplotlib")
-    picture = heatmap.draw(fake(20, 16, dense=3), "m", "svg").decode()
-    assert "17 layers with 16 experts" in picture and "never used: 0 of 272" in picture
+    picture = heatmap.draw(fake(7, 16, dense=3), "m", "svg").decode()
+    assert "4 layers with 16 experts" in picture and "never used: 0 of 64" in picture
     all_dense = fake(3, 4, dense=3)
     with pytest.raises(colibri.ColibriError, match="no experts"):
         heatmap.draw(all_dense, "m")
