@@ -48,6 +48,7 @@ static void destroy(colibri_model_t *model) {
     free(model->weights.layers);
     free(model->path);
     coli_format_close(&model->directory);
+    coli_os_unguard(model->map.data); /* if a session asked for it */
     coli_os_unmap(&model->map);
     coli_os_close(&model->file);
     free(model);
@@ -126,7 +127,10 @@ colibri_status_t colibri_model_info(const colibri_model_t *model, colibri_model_
 
 colibri_status_t colibri_model_verify(const colibri_model_t *model) {
     if (model == NULL) return null_model();
-    return coli_format_verify(&model->directory, model->path);
+    colibri_status_t status = coli_format_verify(&model->directory, model->path);
+    if (!atomic_load(&model->lost)) return status; /* else zeros were summed */
+    return coli_fail_file(COLIBRI_ERR_IO, model->path,
+                          "the file was truncated or could not be read while it was mapped: close it and open a whole file");
 }
 
 static colibri_status_t text_of(const colibri_model_t *model, uint32_t role, const char **text, size_t *bytes) {

@@ -1,11 +1,14 @@
-/* test_guard.c: mappings whose file is cut off while they are used. With a guard they become zeros and say so, one by one and
- * from many threads at once; without one, and after it, the process dies of SIGBUS as ever; faults of others go to the handler
- * that was there before, whatever its kind, and that one is back when the last guard is gone. */
+/* test_guard.c: mappings whose file is cut off while they are used. With a guard they become zeros and say so, one by one, from
+ * many threads at once, and when a model is verified; without one, and after it, the process dies of SIGBUS as ever; faults of
+ * others go to the handler that was there before, whatever its kind, and that one is back when the last guard is gone. */
 #include "check.h"
 
-#include "base/os.h"
+#include "model/weights.h"
 
 #if !defined(_WIN32)
+#define MAKE_FILE_F32_ONLY
+#include "make_file.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -312,6 +315,30 @@ static void refuses(void) {
     coli_os_unguard(NULL);
 }
 
+/* Verifying a model that a session had guarded: an error that names the file; closing it takes the guard away. */
+static void of_a_model(void) {
+    char path[] = "/tmp/colibri-guard-XXXXXX";
+    make_spec_t spec = MAKE_SPEC_TINY;
+    size_t size = 0;
+    uint8_t *file = make_model_file(&spec, &size);
+    close(mkstemp(path));
+    CHECK(file && write_model_file(path, file, size));
+    colibri_model_t *model = NULL;
+    CHECK_EQ(colibri_model_open(path, &model), COLIBRI_OK);
+    CHECK(coli_os_guard(model->map.data, model->map.size, &model->lost));
+    CHECK_EQ(colibri_model_verify(model), COLIBRI_OK);
+    CHECK_EQ(truncate(path, (off_t)(size / 2)), 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(colibri_model_verify(model), COLIBRI_ERR_IO);
+        CHECK(strncmp(colibri_last_error(), path, strlen(path)) == 0 && strstr(colibri_last_error(), "truncated"));
+    }
+    CHECK(current().sa_handler != SIG_DFL);
+    colibri_model_close(model);
+    CHECK(current().sa_handler == SIG_DFL);
+    unlink(path);
+    free(file);
+}
+
 int main(void) {
     struct rlimit no_core = {0, 0};
     page = (size_t)sysconf(_SC_PAGESIZE);
@@ -333,6 +360,7 @@ int main(void) {
     CHECK_EQ(outcome(displaced), 0);
     CHECK_EQ(outcome(from_threads), 0);
     CHECK_EQ(outcome(refuses), 0);
+    CHECK_EQ(outcome(of_a_model), 0);
     return check_report();
 }
 
