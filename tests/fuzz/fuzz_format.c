@@ -1,7 +1,7 @@
 /* fuzz_format.c: libFuzzer harness for opening files. The input is header and directory; the payloads after it are zeros up to
  * the file size that the header names (at most 1 MiB). File size and checksum are put right, so that mutations get past the
- * first doors. What opens is walked: first and last byte of every tensor and of every expert must lie inside the file. As a file
- * that is read it opens, or not, as it does in memory.
+ * first doors. What opens is walked: first and last byte of every tensor and of every expert must lie inside the file. What is
+ * read as a file opens, or not, as it does in memory.
  *
  *     clang -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -DMAKE_FILE_F32_ONLY \
  *         -Iinclude -Ilib -Itests/c tests/fuzz/fuzz_format.c lib/model/crc32.c lib/model/format.c lib/model/weights.c \
