@@ -6,7 +6,8 @@
  * owner may use or free it from then on. (A wake-up after that needs the address only, and sleepers look at their word again.)
  *
  * No read of the others begins while an urgent one runs: reads side by side share what the disk gives, and for an urgent one
- * somebody waits. Whoever makes a beginning possible calls a thread, and a thread that begins a read calls another one if more
+ * somebody waits. Nor do more than two of the others run at once: what they bring may turn out not to be wanted, a read that
+ * runs cannot be taken back, and two keep a disk busy. Whoever makes a beginning possible calls a thread, and a thread that begins a read calls another one if more
  * can begin.
  *
  * A thread that finds nothing to begin sets its bit in `asleep` under the lock and sleeps on a word of its own until someone
@@ -25,7 +26,7 @@ enum { FREE = 0, HELD = 1, CONTENDED = 2 /* held, and someone sleeps or is about
 typedef struct reader_thread {
     _Alignas(COLI_ALIGN) _Atomic uint32_t called; /* 1: look at the lists again */
     uint32_t number;
-    bool urgent; /* its read is, and is counted in num_urgent */
+    bool running, urgent; /* it has a read, which is counted in num_running[urgent] */
     coli_reader_t *reader;
     coli_os_thread_t thread;
 } reader_thread_t;
@@ -39,7 +40,7 @@ struct coli_reader {
     _Alignas(COLI_ALIGN) _Atomic uint32_t lock; /* of the following: */
     coli_read_t *first[2], *last[2]; /* [urgent] */
     uint32_t num_waiting;            /* in both */
-    uint32_t num_urgent;             /* RUNNING ones, until their threads come for the next */
+    uint32_t num_running[2];         /* [urgent] until their threads come for the next */
     uint32_t asleep;                 /* bit t: thread t sleeps, or is about to, and was not called */
     bool stopping;
 
@@ -92,7 +93,8 @@ static bool is_waiting(coli_read_t *read) {
 
 /* The read that may begin now, left in its list; NULL: none. */
 static coli_read_t *first_to_begin(const coli_reader_t *reader) {
-    return reader->first[1] || reader->num_urgent ? reader->first[1] : reader->first[0];
+    bool others = reader->num_running[1] == 0 && reader->num_running[0] < COLI_READER_OTHERS;
+    return reader->first[1] || !others ? reader->first[1] : reader->first[0];
 }
 
 /* A thread to call, removed from the sleeping ones; COLI_READER_THREADS: none sleeps, or there is nothing for it. */
@@ -123,11 +125,12 @@ static coli_read_t *next_read(reader_thread_t *self) {
     coli_reader_t *reader = self->reader;
     for (;;) {
         lock(reader);
-        reader->num_urgent -= self->urgent;
+        reader->num_running[self->urgent] -= self->running;
         coli_read_t *read = first_to_begin(reader);
         bool stopping = reader->stopping;
+        self->running = read != NULL;
         self->urgent = read && read->urgent;
-        reader->num_urgent += self->urgent;
+        reader->num_running[self->urgent] += self->running;
         if (read) {
             unlink_read(reader, read);
             atomic_store_explicit(&read->state, COLI_READ_RUNNING, memory_order_relaxed);

@@ -31,6 +31,7 @@ typedef struct coli_reader coli_reader_t;
 
 /* Fewer leave reads below a megabyte slower than the disk; with more an urgent read shares it with more of those that run. */
 #define COLI_READER_THREADS 4
+#define COLI_READER_OTHERS 2 /* reads that are not urgent, running at once at most; none begins beside an urgent one */
 
 /* Bytes of memory (64-byte aligned) for at most `depth` reads that are WAITING at once. */
 uint64_t coli_reader_size(uint32_t depth);
