@@ -40,9 +40,9 @@ void coli_os_will_need(const void *data, uint64_t bytes);
 colibri_status_t coli_os_write_file(const char *path, const void *data, size_t bytes);
 
 /* Survive lost pages of a mapping (truncated file, input error): *lost becomes 1, then all of the mapping zeros. Installs the
- * process's handler of SIGBUS at the first call; false where there is no such thing, too many mappings are guarded already (64), or
- * the host has put a handler of its own in its place. Thread-safe. The same call again changes nothing. Unguard before unmap: the
- * last one puts back the handler that was there before; a mapping that is not guarded is ignored. (os_guard.c) */
+ * process's handler of SIGBUS at the first call; false where there is no such thing, too many mappings are guarded already
+ * (64), or the host has put a handler of its own in its place. Thread-safe. The same call again changes nothing. Unguard before
+ * unmap: the last one puts back the handler that was there before; a mapping that is not guarded is ignored. (os_guard.c) */
 bool coli_os_guard(const void *data, uint64_t bytes, _Atomic uint32_t *lost);
 void coli_os_unguard(const void *data);
 
