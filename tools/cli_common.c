@@ -429,7 +429,7 @@ void cli_print_residency(FILE *to, const colibri_stats_t *s) {
     if (s->direct_io) fprintf(to, ", reads bypass the page cache");
     if (s->memory_short) fprintf(to, ", the model is larger than memory");
     if (s->guarded) fprintf(to, ", guarded");
-    if (s->numa_nodes > 0) fprintf(to, ", on %d memory nodes", s->numa_nodes);
+    if (s->numa_nodes > 0) fprintf(to, ", memory nodes: %d", s->numa_nodes);
     fputc('\n', to);
     if (s->cache_experts) print_cache(to, s);
     if (s->capacity_moved || s->capacity_dropped)

@@ -192,7 +192,7 @@ def _residency_lines(stats: dict[str, Any]) -> list[str]:
         ("direct_io", "reads bypass the page cache"),
         ("memory_short", "the model is larger than memory"),
         ("guarded", "guarded"),
-        ("numa_nodes", f"on {stats['numa_nodes']} memory nodes"),
+        ("numa_nodes", f"memory nodes: {stats['numa_nodes']}"),
     ):
         if stats[name]:
             parts.append(text)

@@ -171,7 +171,7 @@ GOOD = [
     (["--expert-cache-size", "5"], "cache: 5 experts"),
     (["--expert-cache-size", "1M"], "residency: stream"),
     (["--expert-cache-size=2MiB", "--residency", "stream"], "residency: stream"),
-    (["--numa-policy", "interleave"], " memory nodes"),
+    (["--numa-policy", "interleave"], ", memory nodes: "),
     (["--guard-mapping"], "residency: map"),
     (["--load-balancing-strategy", "hard_capacity", "--capacity-factor", "0.5"], "dropped"),
 ]

@@ -481,6 +481,13 @@ def test_stats(model: colibri.Model) -> None:
     assert (stats["prompt_tokens"], stats["decode_tokens"]) == (7, 1)
     assert stats["expert_tokens"].shape == (2, 8) and stats["expert_tokens"].sum() == 2 * 8 * 2
     assert stats["workspace_bytes"] > stats["kv_bytes"] > 0 and stats["infer_ns"] > 0 and stats["weight_bytes"] > 0
+    experts = {name: array for name, array in stats.items() if name.startswith("expert_")}
+    assert len(experts) == 10 and all(array.shape == (2, 8) and array.flags.c_contiguous for array in experts.values())
+    signed = {name for name, array in experts.items() if array.dtype == np.int32}
+    assert signed == {"expert_place", "expert_node"} and stats["expert_hits"].dtype == np.uint64
+    assert {colibri.PLACES[int(code)] for code in stats["expert_place"].ravel()} == {"mapped"}
+    assert stats["residency"] == "map" and stats["guarded"] is False and stats["infer_histogram"].sum() == 2
+    assert stats["infer_histogram"].shape == stats["read_histogram"].shape == (28,)
     s.stats_reset()
     assert s.stats()["expert_tokens"].sum() == 0 and s.stats()["infer_calls"] == 0
 
