@@ -321,7 +321,7 @@ static void log_residency(const colibri_config_t *c, const colibri_t *s) {
             r->cache.file.alignment > 1 ? "bypass" : "go through");
     if (r->numa_refused) say(c, COLIBRI_LOG_WARNING, "numa_policy: the system refuses to place memory on nodes: it lies anywhere");
     else if (r->options.numa.num_nodes)
-        say(c, COLIBRI_LOG_INFO, "numa_policy: weights on %u memory node(s)", (unsigned)r->options.numa.num_nodes);
+        say(c, COLIBRI_LOG_INFO, "numa_policy: weights on %u memory node(s)", (unsigned)r->options.numa.num_used);
 }
 
 static void log_session(const colibri_config_t *c, const colibri_t *s) {

@@ -1,4 +1,4 @@
-/* expert_cache.c: slots, their order of use, and what goes when room is needed; see expert_cache.h. */
+/* expert_cache.c: slots, what is in them, and what goes when room is needed; see expert_cache.h. */
 #include "model/expert_cache.h"
 
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ void coli_cache_plan(coli_arena_t *arena, uint32_t num_slots, uint64_t slot_byte
     cache->slot_bytes = slot_bytes;
     cache->num_keys = num_keys;
     cache->file.handle = -1;
-    cache->slots = coli_arena_take(arena, (uint64_t)num_slots + 1, sizeof(coli_cached_t));
+    cache->slots = coli_arena_take(arena, num_slots, sizeof(coli_cached_t));
     cache->slot_of = coli_arena_take(arena, num_keys, sizeof(uint32_t));
     cache->reader_memory = coli_arena_take(arena, coli_reader_size(num_slots), 1);
     uint8_t *data = coli_arena_take(arena, coli_cache_data_bytes(num_slots, slot_bytes), 1);
@@ -25,40 +25,12 @@ void coli_cache_plan(coli_arena_t *arena, uint32_t num_slots, uint64_t slot_byte
         cache->data = data + (-(uintptr_t)data & (COLIBRI_FILE_EXPERT_STRIDE_ALIGNMENT - 1));
 }
 
-/* ---- order of use ---- */
-
-static void unlink_slot(coli_expert_cache_t *cache, coli_cached_t *slot) {
-    cache->slots[slot->older].newer = slot->newer;
-    cache->slots[slot->newer].older = slot->older;
-}
-
-/* Behind the slot `older` in order of age; num_slots: it becomes the oldest. */
-static void link_after(coli_expert_cache_t *cache, coli_cached_t *slot, uint32_t older) {
-    uint32_t self = (uint32_t)(slot - cache->slots), newer = cache->slots[older].newer;
-    slot->older = older;
-    slot->newer = newer;
-    cache->slots[older].newer = cache->slots[newer].older = self;
-}
-
-static void make_youngest(coli_expert_cache_t *cache, coli_cached_t *slot) {
-    unlink_slot(cache, slot);
-    link_after(cache, slot, cache->slots[cache->num_slots].older);
-}
-
-static void make_oldest(coli_expert_cache_t *cache, coli_cached_t *slot) {
-    unlink_slot(cache, slot);
-    link_after(cache, slot, cache->num_slots);
-}
-
 /* ---- life ---- */
 
 colibri_status_t coli_cache_start(coli_expert_cache_t *cache, const coli_file_t *file) {
-    cache->slots[cache->num_slots] = (coli_cached_t){.key = COLI_NO_KEY, .older = cache->num_slots, .newer = cache->num_slots};
     memset(cache->slot_of, 0, (uint64_t)cache->num_keys * sizeof(uint32_t));
-    for (uint32_t i = 0; i < cache->num_slots; i++) {
+    for (uint32_t i = 0; i < cache->num_slots; i++)
         cache->slots[i] = (coli_cached_t){.read = {.to = cache->data + i * cache->slot_bytes}, .key = COLI_NO_KEY};
-        link_after(cache, &cache->slots[i], cache->num_slots);
-    }
     coli_file_t direct; /* slot 0 is room for the trial */
     bool bypass = coli_os_open_direct(file, cache->data, &direct);
     if (bypass && direct.alignment > COLIBRI_FILE_EXPERT_STRIDE_ALIGNMENT) {
@@ -96,7 +68,7 @@ static uint32_t state_of(const coli_cached_t *slot) { return atomic_load_explici
 static void count_read(coli_expert_cache_t *cache, coli_cached_t *slot) {
     if (!slot->uncounted || state_of(slot) != COLI_READ_DONE) return;
     slot->uncounted = false;
-    cache->count(cache->context, slot->key, &slot->read, slot->ahead);
+    cache->count(cache->context, slot->key, &slot->read, slot->was_ahead);
 }
 
 /* Its data goes; nobody may be reading into it any more. */
@@ -104,38 +76,28 @@ static void empty(coli_expert_cache_t *cache, coli_cached_t *slot) {
     count_read(cache, slot);
     cache->slot_of[slot->key] = 0;
     slot->key = COLI_NO_KEY;
-    slot->held = slot->ahead = slot->uncounted = false;
+    slot->held = slot->ahead = slot->was_ahead = slot->uncounted = false;
 }
 
 void coli_cache_drop(coli_expert_cache_t *cache, coli_cached_t *slot) {
     if (!coli_reader_cancel(cache->reader, &slot->read) && state_of(slot) == COLI_READ_RUNNING)
         coli_reader_wait(cache->reader, &slot->read);
     empty(cache, slot);
-    make_oldest(cache, slot);
 }
 
-/* Free for another expert now? A read not begun is taken back, one that runs is not waited for. */
-static bool can_go(coli_expert_cache_t *cache, coli_cached_t *slot) {
-    if (slot->held) return false;
-    if (slot->key == COLI_NO_KEY) return true;
-    uint32_t state = state_of(slot);
-    return state == COLI_READ_DONE || state == COLI_READ_FAILED ||
-           (state == COLI_READ_WAITING && coli_reader_cancel(cache->reader, &slot->read));
-}
-
-/* The oldest that may go, sparing up to half of the cache for what is worth keeping. */
+/* An empty slot, or the one worth least of those that nobody needs or reads into. */
 static coli_cached_t *find_room(coli_expert_cache_t *cache) {
-    coli_cached_t *kept = NULL;
-    uint32_t spared = 0, end = cache->num_slots;
-    for (uint32_t i = cache->slots[end].newer; i != end; i = cache->slots[i].newer) {
+    coli_cached_t *least = NULL;
+    float least_worth = 0;
+    for (uint32_t i = 0; i < cache->num_slots; i++) {
         coli_cached_t *slot = &cache->slots[i];
-        if (slot->held) continue;
-        if (slot->key != COLI_NO_KEY && spared < cache->num_slots / 2 && cache->keep(cache->context, slot->key)) {
-            spared++;
-            if (!kept && state_of(slot) == COLI_READ_DONE) kept = slot;
-        } else if (can_go(cache, slot)) return slot;
+        if (slot->key == COLI_NO_KEY) return slot;
+        uint32_t state = slot->held || slot->ahead ? COLI_READ_RUNNING : state_of(slot);
+        if (state != COLI_READ_DONE && state != COLI_READ_FAILED) continue;
+        float worth = cache->worth(cache->context, slot->key);
+        if (!least || worth < least_worth) least = slot, least_worth = worth;
     }
-    return kept;
+    return least;
 }
 
 coli_cached_t *coli_cache_fetch(coli_expert_cache_t *cache, uint32_t key, uint64_t offset, uint64_t bytes, bool urgent) {
@@ -143,10 +105,9 @@ coli_cached_t *coli_cache_fetch(coli_expert_cache_t *cache, uint32_t key, uint64
     if (!slot) return NULL;
     if (slot->key != COLI_NO_KEY) empty(cache, slot);
     slot->key = key;
-    slot->ahead = !urgent;
+    slot->ahead = slot->was_ahead = !urgent;
     slot->uncounted = true;
     cache->slot_of[key] = (uint32_t)(slot - cache->slots) + 1;
-    make_youngest(cache, slot);
     uint64_t mask = cache->file.alignment - 1;
     slot->read.offset = offset;
     slot->read.needed = bytes;
@@ -157,19 +118,18 @@ coli_cached_t *coli_cache_fetch(coli_expert_cache_t *cache, uint32_t key, uint64
 
 void coli_cache_hold(coli_expert_cache_t *cache, coli_cached_t *slot) {
     slot->held = true;
-    make_youngest(cache, slot);
+    slot->ahead = false;
     coli_reader_hurry(cache->reader, &slot->read);
 }
 
 void coli_cache_release(coli_expert_cache_t *cache, coli_cached_t *slot) {
-    slot->held = false;
+    slot->held = slot->ahead = false;
     count_read(cache, slot);
-    slot->ahead = false;
 }
 
 void coli_cache_disown(coli_expert_cache_t *cache, coli_cached_t *slot) {
+    slot->ahead = false;
     if (coli_reader_cancel(cache->reader, &slot->read)) empty(cache, slot);
-    make_oldest(cache, slot);
 }
 
 bool coli_cache_wait(coli_expert_cache_t *cache, coli_cached_t *slot) {

@@ -173,11 +173,16 @@ static colibri_status_t start_copied(coli_residency_t *r, coli_pool_t *pool) {
     return COLIBRI_OK;
 }
 
-static void guard(coli_residency_t *r) {
+/* Every session asks, also of a model that is guarded: it may no longer be. */
+static colibri_status_t guard(const coli_residency_t *r) {
     const coli_file_map_t *map = &r->model->map;
-    uint32_t expected = 0;
-    if (!r->options.guard || !atomic_compare_exchange_strong(&r->model->guarded, &expected, 1)) return;
-    if (!coli_os_guard(map->data, map->size, &r->model->lost)) atomic_store(&r->model->guarded, 0);
+    if (!r->options.guard) return COLIBRI_OK;
+    bool guarded = coli_os_guard(map->data, map->size, &r->model->lost);
+    atomic_store(&r->model->guarded, guarded);
+    if (guarded) return COLIBRI_OK;
+    return coli_fail(COLIBRI_ERR_UNSUPPORTED,
+                     "config.guard_mapping: this system has no SIGBUS to be handled, the process has replaced the library's handler, "
+                     "or 64 models are guarded already");
 }
 
 colibri_status_t coli_residency_start(coli_residency_t *r, colibri_model_t *model, coli_pool_t *pool, void *own_memory,
@@ -186,17 +191,15 @@ colibri_status_t coli_residency_start(coli_residency_t *r, colibri_model_t *mode
     r->mode = r->options.mode;
     r->cache.file.handle = -1;
     coli_usage_start(r);
-    guard(r);
-    if (r->options.guard && !atomic_load(&model->guarded))
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED,
-                         "config.guard_mapping: this system has no SIGBUS to be handled, or 64 models are guarded already");
+    colibri_status_t status = guard(r);
+    if (status) return status;
     r->copy_bytes = place_payloads(&model->directory, r->mode, r->placed);
     bool copied = r->mode == COLIBRI_RESIDENCY_HUGE || r->mode == COLIBRI_RESIDENCY_STREAM;
     if (copied && !r->in_pool) coli_os_want_huge(r->copy, r->copy_bytes);
-    if (copied && r->options.numa.num_nodes > 0) r->numa_refused = !place_on_nodes(r);
+    if (copied && r->options.numa.num_nodes > 1) r->numa_refused = !place_on_nodes(r);
     if (copied) return start_copied(r, pool);
     start_mapped(r, own_memory, own_bytes);
-    if (r->options.numa.num_nodes > 0) r->numa_refused = !place_on_nodes(r);
+    if (r->options.numa.num_nodes > 1) r->numa_refused = r->mode == COLIBRI_RESIDENCY_MAP || !place_on_nodes(r);
     return COLIBRI_OK;
 }
 
@@ -233,12 +236,12 @@ void coli_residency_stats(const coli_residency_t *r, colibri_stats_t *stats) {
     stats->hugepage_size = r->huge_bytes == 0 ? 0 : r->in_pool ? r->options.page : COLI_HUGE_PAGE;
     stats->hugepage_pool = r->in_pool;
     stats->direct_io = r->mode == COLIBRI_RESIDENCY_STREAM && r->cache.file.alignment > 1;
-    stats->numa_nodes = r->numa_refused ? 0 : (int32_t)r->options.numa.num_nodes;
+    stats->numa_nodes = r->numa_refused ? 0 : (int32_t)r->options.numa.num_used;
     stats->memory_short = r->short_of_memory;
     if (r->mode != COLIBRI_RESIDENCY_STREAM) return;
     stats->cache_experts = r->cache.num_slots;
     for (uint32_t key = 0; key < keys; key++)
-        stats->cache_pinned += coli_cache_find(&r->cache, key) && coli_usage_keep(r, key);
+        stats->cache_pinned += coli_cache_find(&r->cache, key) && coli_usage_pinned(r, key);
 }
 
 void coli_residency_row(const coli_residency_t *r, uint32_t layer, uint32_t expert, colibri_expert_stats_t *row) {
@@ -250,7 +253,7 @@ void coli_residency_row(const coli_residency_t *r, uint32_t layer, uint32_t expe
     case COLIBRI_RESIDENCY_STREAM:
         row->node = -1; /* any slot of the cache, and those lie page by page on all nodes */
         row->place = !coli_cache_find(&r->cache, key) ? COLIBRI_PLACE_DISK
-                     : coli_usage_keep(r, key)        ? COLIBRI_PLACE_PINNED
+                     : coli_usage_pinned(r, key)        ? COLIBRI_PLACE_PINNED
                                                       : COLIBRI_PLACE_CACHED;
         break;
     default: row->place = COLIBRI_PLACE_MAPPED;

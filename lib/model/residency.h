@@ -31,7 +31,6 @@ typedef struct coli_residency_options {
 typedef struct coli_usage {
     float heat;
     uint32_t last;   /* run of its layer (from 1) that used it last; 0: none */
-    uint32_t streak; /* runs in a row */
 } coli_usage_t;
 
 typedef struct coli_layer_usage {

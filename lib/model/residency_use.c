@@ -8,8 +8,7 @@
 #include "base/status.h"
 
 #define WINDOW 256.0f      /* tokens over which use is averaged */
-#define KEPT_STREAK 3      /* chosen so many times running: kept */
-#define KEPT_RATIO 4.0f    /* used so many times more than the average: kept */
+#define PINNED_RATIO 4.0f  /* used so many times more than the average: it will be among the last to go */
 #define LARGE_STEP 1e18f   /* before heat overflows */
 #define LEAST_AHEAD_SLOTS 4 /* slots for each expert of a token, from which on look-ahead reads */
 
@@ -26,11 +25,9 @@ void coli_usage_set_rate(coli_residency_t *r, uint32_t key, float rate) {
     r->usage[key].heat = rate * WINDOW * r->layer_usage[key / num_experts(r)].step;
 }
 
-bool coli_usage_keep(const coli_residency_t *r, uint32_t key) {
-    const coli_usage_t *use = &r->usage[key];
-    if (use->streak >= KEPT_STREAK && use->last + 1 >= r->layer_usage[key / num_experts(r)].runs) return true;
+bool coli_usage_pinned(const coli_residency_t *r, uint32_t key) {
     float mean = (float)r->options.top_k / (float)num_experts(r);
-    return coli_usage_rate(r, key) >= COLI_MIN(KEPT_RATIO * mean, (1 + mean) / 2);
+    return coli_usage_rate(r, key) >= COLI_MIN(PINNED_RATIO * mean, (1 + mean) / 2);
 }
 
 /* n tokens more: what one use adds grows, so that older ones count less. */
@@ -45,15 +42,12 @@ static void age(coli_residency_t *r, uint32_t layer, uint32_t n) {
 }
 
 static void use(coli_residency_t *r, uint32_t layer, uint32_t expert, uint32_t tokens, uint32_t n_tokens) {
-    uint32_t key = layer * num_experts(r) + expert, runs = r->layer_usage[layer].runs;
-    coli_usage_t *u = &r->usage[key];
-    bool again = u->last + 1 == runs;
-    u->streak = again && u->last > 0 ? u->streak + 1 : 1;
-    u->last = runs;
+    coli_usage_t *u = &r->usage[layer * num_experts(r) + expert];
+    u->last = r->layer_usage[layer].runs;
     u->heat += r->layer_usage[layer].step * (float)tokens * COLI_MIN(1.0f, WINDOW / (float)n_tokens);
 }
 
-static bool keep(const void *context, uint32_t key) { return coli_usage_keep(context, key); }
+static float worth(const void *context, uint32_t key) { return coli_usage_rate(context, key); }
 
 static void count(void *context, uint32_t key, const coli_read_t *read, bool ahead) {
     coli_residency_t *r = context;
@@ -69,7 +63,7 @@ void coli_usage_start(coli_residency_t *r) {
     uint32_t layers = r->model->directory.params->num_layers;
     memset(r->usage, 0, (uint64_t)layers * num_experts(r) * sizeof *r->usage);
     for (uint32_t l = 0; l < layers; l++) r->layer_usage[l] = (coli_layer_usage_t){.step = 1};
-    r->cache.keep = keep;
+    r->cache.worth = worth;
     r->cache.count = count;
     r->cache.context = r;
 }
@@ -107,17 +101,21 @@ static void count_expectations(coli_residency_t *r, uint32_t layer, const uint32
             begin[e + 1] > begin[e] && r->usage[layer * num_experts(r) + e].last == r->layer_usage[layer].runs;
 }
 
-/* What look-ahead fetched for this layer in vain goes first when room is needed. */
+/* What look-ahead fetched and is not used (begin: nor needed now) may go, and is not read if that has not begun. */
+static void drop_expectations(coli_residency_t *r, const uint32_t *begin) {
+    for (uint32_t i = 0; i < r->n_expected && r->mode == COLIBRI_RESIDENCY_STREAM; i++) {
+        uint32_t e = r->expected[i];
+        coli_cached_t *slot = begin && begin[e + 1] > begin[e] ? NULL : find(r, r->expected_layer, e);
+        if (slot && slot->ahead) coli_cache_disown(&r->cache, slot);
+    }
+    r->n_expected = 0;
+}
+
 static void settle_expectations(coli_residency_t *r, uint32_t layer, const uint32_t *begin, bool single) {
     coli_layer_usage_t *l = &r->layer_usage[layer];
     if (r->expected_layer == layer && r->n_expected) {
         if (single && l->single && r->expected_single) count_expectations(r, layer, begin);
-        for (uint32_t i = 0; i < r->n_expected && r->mode == COLIBRI_RESIDENCY_STREAM; i++) {
-            uint32_t e = r->expected[i];
-            coli_cached_t *slot = begin[e + 1] > begin[e] ? NULL : find(r, layer, e);
-            if (slot && slot->ahead) coli_cache_disown(&r->cache, slot);
-        }
-        r->n_expected = 0;
+        drop_expectations(r, begin);
     }
     l->single = single;
 }
@@ -141,7 +139,7 @@ static void hold_present(coli_residency_t *r, uint32_t *active, uint32_t n) {
         }
         row->hits++;
         r->totals->cache_hits++;
-        r->totals->cache_hits_ahead += slot->ahead;
+        r->totals->cache_hits_ahead += slot->ahead; /* the first time it is of use */
         coli_cache_hold(&r->cache, slot);
         active[i] = active[present];
         active[present++] = e;
@@ -201,12 +199,13 @@ static void release(coli_residency_t *r, uint32_t end) {
     }
 }
 
-/* Look-ahead's reads fill the cache: one of them must end. */
-static void wait_for_room(coli_residency_t *r) {
+/* Look-ahead fills the cache: something of it must go, at once or when its read has ended. */
+static void make_room(coli_residency_t *r) {
     for (uint32_t i = 0; i < r->cache.num_slots; i++) {
         coli_cached_t *slot = &r->cache.slots[i];
         if (slot->held || slot->key == COLI_NO_KEY) continue;
-        coli_cache_wait(&r->cache, slot);
+        coli_cache_disown(&r->cache, slot);
+        if (slot->key != COLI_NO_KEY) coli_cache_wait(&r->cache, slot);
         return;
     }
 }
@@ -217,7 +216,7 @@ uint32_t coli_residency_wave(coli_residency_t *r, uint32_t first) {
     if (first == r->now.n || r->now.failed) return 0;
     /* One half of the cache is computed while the other is read. */
     uint32_t half = r->cache.num_slots / 2;
-    while (r->now.issued == first && !issue(r, half)) wait_for_room(r);
+    while (r->now.issued == first && !issue(r, half)) make_room(r);
     uint32_t ready = r->now.issued - first;
     issue(r, half);
     return ready;
@@ -250,6 +249,7 @@ bool coli_residency_wants_expectations(const coli_residency_t *r) {
 
 void coli_residency_expect(coli_residency_t *r, uint32_t layer, const int32_t *experts, uint32_t n, bool single) {
     bool room = r->cache.num_slots >= LEAST_AHEAD_SLOTS * r->options.top_k;
+    drop_expectations(r, NULL); /* of a call that was cancelled */
     r->expected_layer = layer;
     r->expected_single = single;
     r->n_expected = n;
@@ -270,7 +270,7 @@ colibri_status_t coli_residency_settle(coli_residency_t *r) {
         coli_cached_t *slot = &r->cache.slots[i];
         if (slot->key == COLI_NO_KEY) continue;
         uint32_t key = slot->key;
-        slot->ahead = false; /* a start, not a guess */
+        slot->was_ahead = false; /* a start, not a guess */
         if (coli_cache_wait(&r->cache, slot)) {
             coli_cache_release(&r->cache, slot);
             continue;
