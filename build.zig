@@ -61,6 +61,7 @@ const small_sources = [_][]const u8{
     "lib/model/unicode_data.c",
     "lib/forward/plan.c",
     "lib/forward/capacity.c",
+    "lib/forward/config.c",
     "lib/forward/session.c",
     "lib/forward/stats.c",
     "lib/forward/metrics.c",

@@ -7,8 +7,8 @@
  *
  * No read of the others begins while an urgent one runs: reads side by side share what the disk gives, and for an urgent one
  * somebody waits. Nor do more than two of the others run at once: what they bring may turn out not to be wanted, a read that
- * runs cannot be taken back, and two keep a disk busy. Whoever makes a beginning possible calls a thread, and a thread that begins a read calls another one if more
- * can begin.
+ * runs cannot be taken back, and two keep a disk busy. Whoever makes a beginning possible calls a thread, and a thread that
+ * begins a read calls another one if more can begin.
  *
  * A thread that finds nothing to begin sets its bit in `asleep` under the lock and sleeps on a word of its own until someone
  * clears the bit and calls it: no system call while all threads are busy. */

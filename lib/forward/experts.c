@@ -162,8 +162,9 @@ static void run_parts(mlp_set_t *set, coli_work_fn work, uint32_t blocks, uint64
     set->grain = COLI_MIN(most, coli_block_grain(block_bytes, multiple, set->n_rows / set->n_mlps));
     set->parts = (blocks + set->grain - 1) / set->grain;
     coli_share_t shares[COLI_MAX_THREADS];
-    if (!set->single && share_out(set, shares)) coli_pool_run_shares(set->s->pool, work, set, set->n_mlps * set->parts, 1, shares);
-    else coli_pool_run(set->s->pool, work, set, set->n_mlps * set->parts, 1);
+    uint32_t items = set->n_mlps * set->parts;
+    if (!set->single && share_out(set, shares)) coli_pool_run_shares(set->s->pool, work, set, items, 1, shares);
+    else coli_pool_run(set->s->pool, work, set, items, 1);
 }
 
 static void run_set(mlp_set_t *set) {
@@ -356,10 +357,12 @@ static void order_by_node(colibri_t *s, uint32_t layer) {
     const coli_numa_t *numa = &s->residency.options.numa;
     coli_moe_plan_t *plan = &s->b.moe;
     if (numa->kind != COLI_NUMA_INTERLEAVE || numa->num_nodes < 2 || s->residency.mode == COLIBRI_RESIDENCY_STREAM) return;
-    for (uint32_t i = 1; i < plan->n_active; i++) /* few, and nearly sorted by an insertion of each */
-        for (uint32_t j = i; j > 0 && coli_numa_expert(numa, layer, plan->active[j - 1]) > coli_numa_expert(numa, layer, plan->active[j]); j--) {
-            uint32_t e = plan->active[j]; plan->active[j] = plan->active[j - 1]; plan->active[j - 1] = e;
-        }
+    for (uint32_t i = 1; i < plan->n_active; i++) { /* few: insertion sort by node, stable */
+        uint32_t e = plan->active[i], j = i;
+        int32_t node = coli_numa_expert(numa, layer, e);
+        for (; j > 0 && coli_numa_expert(numa, layer, plan->active[j - 1]) > node; j--) plan->active[j] = plan->active[j - 1];
+        plan->active[j] = e;
+    }
 }
 
 static colibri_status_t run_routed(colibri_t *s, uint32_t index, uint32_t n, const token_work_t *work) {

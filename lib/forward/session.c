@@ -1,186 +1,19 @@
-/* session.c: from a config to a running session: defaults resolved and checked, memory planned and taken, threads started. */
+/* session.c: from options (config.c) to a running session: memory planned and taken, threads started, weights where they shall
+ * be, and the log's lines about it. */
 #include "forward/session.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "base/affinity.h"
 #include "base/cpu.h"
 #include "base/os.h"
 #include "base/status.h"
-#include "base/structs.h"
+#include "forward/config.h"
 #include "forward/life.h"
 #include "forward/plan.h"
 #include "forward/stats.h"
 #include "model/profile.h"
-
-#define DEFAULT_CHUNK 512
-#define DEFAULT_MAX_SEQ 4096
-#define MAX_BATCH 4096
-#define MAX_SEQ (1 << 24)
-#define MAX_CHUNK 65536
-#define DEFAULT_CAPACITY_FACTOR 1.25f
-#define CACHE_IN_BYTES ((uint64_t)1 << 20) /* expert_cache_size counts experts below, bytes from here on */
-
-static colibri_status_t in_range(const char *name, int64_t value, int64_t least, int64_t most) {
-    if (value >= least && value <= most) return COLIBRI_OK;
-    return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.%s is %lld, allowed are %lld to %lld", name, (long long)value,
-                     (long long)least, (long long)most);
-}
-
-static colibri_status_t check_fixed(const colibri_config_t *c) {
-    if (c->device_id != 0)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.device_id is %d, but this library runs on the CPU: set 0",
-                         c->device_id);
-    if (c->reserved0 != 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.reserved0 is %d, it must be 0", c->reserved0);
-    if (c->reserved1 != 0) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.reserved1 is %d, it must be 0", c->reserved1);
-    return COLIBRI_OK;
-}
-
-static colibri_status_t check_ranges(const colibri_config_t *c) {
-    const struct { const char *name; int64_t value, least, most; } rules[] = {
-        {"max_batch_size", c->max_batch_size, 0, MAX_BATCH}, {"max_seq_len", c->max_seq_len, 0, MAX_SEQ},
-        {"num_threads", c->num_threads, 0, COLI_MAX_THREADS}, {"isa", c->isa, 0, COLIBRI_ISA_COUNT_ - 1},
-        {"outputs", c->outputs, 0, COLIBRI_OUTPUT_HIDDEN}, {"dtype", c->dtype, 0, COLIBRI_DTYPE_Q4},
-        {"max_chunk_tokens", c->max_chunk_tokens, 0, MAX_CHUNK}, {"top_k", c->top_k, 0, UINT16_MAX},
-        {"residency", c->residency, 0, COLIBRI_RESIDENCY_COUNT_ - 1}, {"guard_mapping", c->guard_mapping, 0, 1},
-        {"load_balancing_strategy", c->load_balancing_strategy, 0, COLIBRI_BALANCE_HARD_CAPACITY}};
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-        colibri_status_t status = in_range(rules[i].name, rules[i].value, rules[i].least, rules[i].most);
-        if (status) return status;
-    }
-    if (c->kv_dtype != 0 && c->kv_dtype != COLIBRI_DTYPE_F32 && c->kv_dtype != COLIBRI_DTYPE_F16 &&
-        c->kv_dtype != COLIBRI_DTYPE_Q8)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.kv_dtype is %d, allowed are 0, COLIBRI_DTYPE_F32, COLIBRI_DTYPE_F16 and COLIBRI_DTYPE_Q8",
-                         c->kv_dtype);
-    if (c->activation_bits != 0 && c->activation_bits != 8 && c->activation_bits != 16)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.activation_bits is %d, allowed are 0, 8 and 16",
-                         c->activation_bits);
-    return COLIBRI_OK;
-}
-
-/* ---- residency ---- */
-
-/* A field that belongs to one mode is an error in the others. */
-static colibri_status_t resolve_mode(const colibri_config_t *c, coli_residency_options_t *o) {
-    static const char *const names[COLIBRI_RESIDENCY_COUNT_] = {"default", "MAP", "LOCK", "HUGE", "STREAM"};
-    o->mode = c->residency           ? (uint32_t)c->residency
-              : c->expert_cache_size ? COLIBRI_RESIDENCY_STREAM
-              : c->hugepage_size     ? COLIBRI_RESIDENCY_HUGE
-                                     : COLIBRI_RESIDENCY_MAP;
-    if (c->expert_cache_size && o->mode != COLIBRI_RESIDENCY_STREAM)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.expert_cache_size belongs to residency STREAM, not %s: set 0",
-                         names[o->mode]);
-    if (c->hugepage_size && o->mode != COLIBRI_RESIDENCY_HUGE)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.hugepage_size belongs to residency HUGE, not %s: set 0",
-                         names[o->mode]);
-    if (c->hugepage_size && c->hugepage_size != COLI_HUGE_PAGE && c->hugepage_size != COLI_GIANT_PAGE)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.hugepage_size is %llu, allowed are 0, 2097152 and 1073741824 bytes",
-                         (unsigned long long)c->hugepage_size);
-    o->page = c->hugepage_size ? c->hugepage_size : COLI_HUGE_PAGE;
-    return COLIBRI_OK;
-}
-
-static colibri_status_t resolve_cache(const colibri_config_t *c, const colibri_model_t *model, coli_residency_options_t *o) {
-    uint64_t expert, all = coli_residency_experts(model, &expert), asked = c->expert_cache_size;
-    if (o->mode != COLIBRI_RESIDENCY_STREAM) return COLIBRI_OK;
-    if (all == 0)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "%s has no experts that could be streamed: use another residency",
-                         model->path);
-    uint64_t slots = asked == 0 ? COLI_MAX(2, (all + 3) / 4) : asked < CACHE_IN_BYTES ? asked : asked / expert;
-    if (slots < 2)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.expert_cache_size %llu has room for %llu expert(s) of %llu bytes, at least 2 are needed",
-                         (unsigned long long)asked, (unsigned long long)slots, (unsigned long long)expert);
-    o->cache_slots = (uint32_t)COLI_MAX(2, COLI_MIN(slots, all));
-    return COLIBRI_OK;
-}
-
-static colibri_status_t resolve_nodes(const colibri_config_t *c, const colibri_file_params *p, coli_options_t *o) {
-    coli_topology_t topology;
-    coli_numa_t *numa = &o->residency.numa;
-    coli_os_topology(&topology);
-    colibri_status_t status = coli_numa_parse(c->numa_policy, p->num_layers, &topology, numa);
-    if (!status && numa->num_nodes > 1 && o->residency.mode == COLIBRI_RESIDENCY_MAP)
-        status = coli_fail(COLIBRI_ERR_UNSUPPORTED,
-                           "config.numa_policy needs residency LOCK, HUGE or STREAM: the page cache lies where the system put it");
-    if (!status) coli_numa_threads(numa, &topology, o->threads, o->pinned ? o->cpus : NULL);
-    return status;
-}
-
-static colibri_status_t resolve_residency(const colibri_config_t *c, const colibri_model_t *model, coli_options_t *o) {
-    o->residency.guard = c->guard_mapping != 0;
-    o->residency.top_k = o->top_k;
-    colibri_status_t status = resolve_mode(c, &o->residency);
-    if (!status) status = resolve_cache(c, model, &o->residency);
-    return status ? status : resolve_nodes(c, model->weights.params, o);
-}
-
-static colibri_status_t resolve_balance(const colibri_config_t *c, coli_options_t *o) {
-    o->balance = (uint32_t)c->load_balancing_strategy;
-    o->capacity_factor = c->capacity_factor != 0 ? c->capacity_factor : DEFAULT_CAPACITY_FACTOR;
-    if (!(o->capacity_factor > 0 && o->capacity_factor <= 1024))
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.capacity_factor is %g, it must be above 0 and at most 1024",
-                         (double)c->capacity_factor);
-    if (c->capacity_factor != 0 && o->balance == COLIBRI_BALANCE_NONE)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.capacity_factor belongs to a load_balancing_strategy, and there is none: set 0");
-    return COLIBRI_OK;
-}
-
-/* ---- the rest ---- */
-
-static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t *model, coli_options_t *o) {
-    static const char *const dtypes[COLIBRI_DTYPE_Q4 + 1] = {"any", "f32", "f16", "bf16", "q8", "q4"};
-    const colibri_file_params *p = model->weights.params;
-    uint32_t file_dtype = model->directory.header->dtype;
-    if (c->dtype != 0 && (uint32_t)c->dtype != file_dtype + 1)
-        return coli_fail(COLIBRI_ERR_UNSUPPORTED,
-                         "config.dtype is %d (%s) but %s holds %s: convert the model to the type you want, or set 0", c->dtype,
-                         dtypes[c->dtype], model->path, dtypes[file_dtype + 1]);
-    if ((uint32_t)c->top_k > p->num_experts)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.top_k is %d but the model has %u experts a layer (top_k is experts per token)", c->top_k,
-                         p->num_experts);
-    o->batch = c->max_batch_size ? (uint32_t)c->max_batch_size : 1;
-    o->seq = c->max_seq_len ? (uint32_t)c->max_seq_len : COLI_MIN(p->max_position, DEFAULT_MAX_SEQ);
-    o->threads = (uint32_t)c->num_threads;
-    colibri_status_t status = coli_affinity(c->cpu_affinity, &o->threads, &o->pinned, o->cpus);
-    if (status) return status;
-    if (o->threads == 0) o->threads = (uint32_t)COLI_MIN(coli_os_num_cores(), COLI_MAX_THREADS);
-    o->top_k = c->top_k ? (uint32_t)c->top_k : p->top_k;
-    o->chunk =
-        (uint32_t)COLI_MIN(c->max_chunk_tokens ? (uint64_t)c->max_chunk_tokens : DEFAULT_CHUNK, (uint64_t)o->batch * o->seq);
-    o->outputs = (uint32_t)c->outputs;
-    o->kv_type = c->kv_dtype == COLIBRI_DTYPE_Q8    ? 2
-                 : c->kv_dtype == COLIBRI_DTYPE_F16 ? 1
-                 : c->kv_dtype == COLIBRI_DTYPE_F32 ? 0
-                                                    : file_dtype != COLIBRI_FILE_F32;
-    o->expert_bits = c->activation_bits ? (uint32_t)c->activation_bits : 8;
-    o->other_bits = c->activation_bits ? (uint32_t)c->activation_bits : 16;
-    o->isa = (colibri_isa_t)c->isa;
-    status = resolve_balance(c, o);
-    return status ? status : resolve_residency(c, model, o);
-}
-
-/* Everything of a config that can be checked and decided: the model is opened or retained. */
-static colibri_status_t prepare(const colibri_config_t *given, colibri_config_t *c, colibri_model_t **model,
-                                coli_options_t *o) {
-    colibri_status_t status = coli_struct_in(given, sizeof(colibri_config_t), sizeof *c, "colibri_config_t", c);
-    if (!status) status = check_fixed(c);
-    if (!status) status = check_ranges(c);
-    if (status) return status;
-    if (!c->model == !c->model_path)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "exactly one of config.model_path and config.model must be set");
-    *model = c->model;
-    if (c->model) coli_model_retain(c->model);
-    else if ((status = coli_model_open(c->model_path, model)) != COLIBRI_OK) return status;
-    status = resolve(c, *model, o);
-    if (status) coli_model_release(*model);
-    return status;
-}
 
 /* Arena bytes: copied weights in front, where the memory is best aligned, then the session object itself, then the plan. */
 static colibri_t *lay_out(coli_arena_t *arena, const colibri_model_t *model, const coli_options_t *o, colibri_t *counting) {
@@ -209,9 +42,9 @@ static colibri_status_t needed_bytes(const colibri_model_t *model, const coli_op
 colibri_status_t coli_session_bytes(const colibri_config_t *config, size_t *bytes) {
     colibri_config_t c;
     colibri_model_t *model;
-    coli_options_t o = {0};
+    coli_options_t o;
     uint64_t need = 0;
-    colibri_status_t status = prepare(config, &c, &model, &o);
+    colibri_status_t status = coli_config_resolve(config, &c, &model, &o);
     if (status) return status;
     status = needed_bytes(model, &o, &need);
     coli_model_release(model);
@@ -258,7 +91,8 @@ static colibri_status_t take_memory(const colibri_config_t *c, const coli_option
 /* Everything behind the copied weights and before the expert cache, both of which are read from the file: cleared, and with
  * that there, so that no page of it is missing later. */
 static void clear(const coli_options_t *o, const colibri_model_t *model, const memory_t *m) {
-    uint64_t copied = coli_residency_copy_bytes(model, &o->residency), end = m->need - coli_residency_cache_bytes(model, &o->residency);
+    uint64_t copied = coli_residency_copy_bytes(model, &o->residency);
+    uint64_t end = m->need - coli_residency_cache_bytes(model, &o->residency);
     if (!m->own || o->residency.mode == COLIBRI_RESIDENCY_HUGE) memset(m->data + copied, 0, end - copied);
 }
 
@@ -310,16 +144,19 @@ static void log_residency(const colibri_config_t *c, const colibri_t *s) {
             "keeps the most used ones)",
             (double)s->model->map.size / 1e6);
     if (r->mode == COLIBRI_RESIDENCY_HUGE && r->huge_bytes == 0)
-        say(c, COLIBRI_LOG_WARNING, "residency HUGE: the system gave no huge pages: %.1f MB of weights on ordinary ones", copied);
+        say(c, COLIBRI_LOG_WARNING, "residency HUGE: the system gave no huge pages: %.1f MB of weights on ordinary ones",
+            copied);
     else if (r->mode == COLIBRI_RESIDENCY_HUGE)
         say(c, COLIBRI_LOG_INFO, "residency HUGE: %.1f of %.1f MB of weights on %s pages of %u MB", (double)r->huge_bytes / 1e6,
             copied, r->in_pool ? "reserved" : "transparent",
             (unsigned)((r->in_pool ? r->options.page : COLI_HUGE_PAGE) >> 20));
     if (r->mode == COLIBRI_RESIDENCY_STREAM)
-        say(c, COLIBRI_LOG_INFO, "residency STREAM: %.1f MB of weights and %u experts of %.1f MB in memory, reads %s the page cache",
+        say(c, COLIBRI_LOG_INFO,
+            "residency STREAM: %.1f MB of weights and %u experts of %.1f MB in memory, reads %s the page cache",
             copied, (unsigned)r->cache.num_slots, (double)r->cache.slot_bytes / 1e6,
             r->cache.file.alignment > 1 ? "bypass" : "go through");
-    if (r->numa_refused) say(c, COLIBRI_LOG_WARNING, "numa_policy: the system refuses to place memory on nodes: it lies anywhere");
+    if (r->numa_refused)
+        say(c, COLIBRI_LOG_WARNING, "numa_policy: the system refuses to place memory on nodes: it lies anywhere");
     else if (r->options.numa.num_nodes)
         say(c, COLIBRI_LOG_INFO, "numa_policy: weights on %u memory node(s)", (unsigned)r->options.numa.num_used);
 }
@@ -374,9 +211,9 @@ static colibri_status_t create(const colibri_config_t *c, colibri_model_t *model
 colibri_t *coli_session_create(const colibri_config_t *config) {
     colibri_config_t c;
     colibri_model_t *model;
-    coli_options_t o = {0};
+    coli_options_t o;
     colibri_t *session = NULL;
-    if (prepare(config, &c, &model, &o)) return NULL;
+    if (coli_config_resolve(config, &c, &model, &o)) return NULL;
     if (create(&c, model, &o, &session)) {
         coli_model_release(model);
         return NULL;

@@ -1,5 +1,5 @@
-/* expert_cache.h: STREAM residency: the routed experts that are in memory, out of all that lie in the file. Slots of equal size,
- * read in the background, given up when they are worth least. residency_use.c decides what is fetched and held, and what an
+/* expert_cache.h: STREAM residency: the routed experts that are in memory, out of all that lie in the file. Slots of equal
+ * size, read in the background, given up when they are worth least. residency_use.c decides what is fetched and held, and what an
  * expert is worth; nothing here knows of layers.
  *
  * One thread (the session's) changes the cache; workers only wait for data, between those changes. */
@@ -37,7 +37,8 @@ typedef struct coli_expert_cache {
 
 uint64_t coli_cache_data_bytes(uint32_t num_slots, uint64_t slot_bytes); /* of the plan's last piece; UINT64_MAX: too many */
 /* Take (or count) the memory. slot_bytes: of the largest expert, a multiple of 4096. */
-void coli_cache_plan(coli_arena_t *arena, uint32_t num_slots, uint64_t slot_bytes, uint32_t num_keys, coli_expert_cache_t *cache);
+void coli_cache_plan(coli_arena_t *arena, uint32_t num_slots, uint64_t slot_bytes, uint32_t num_keys,
+                     coli_expert_cache_t *cache);
 /* Open the file again (past the page cache where that works) and start the reader; worth, count and context are set. */
 colibri_status_t coli_cache_start(coli_expert_cache_t *cache, const coli_file_t *file);
 void coli_cache_stop(coli_expert_cache_t *cache, bool forked); /* forked: without the threads, which are the parent's */

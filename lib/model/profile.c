@@ -62,8 +62,8 @@ static colibri_status_t check(const coli_residency_t *r, const uint8_t *bytes, u
     uint64_t size = sizeof header + 4 * (uint64_t)num_keys(r);
     if (got == size) make_header(r, bytes + sizeof header, header);
     if (got != size || memcmp(bytes + 8, header + 8, 12) != 0)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "the profile '%.300s' is of another model than %.150s, or not whole", path,
-                         r->model->path);
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "the profile '%.300s' is of another model than %.150s, or not whole",
+                         path, r->model->path);
     if (memcmp(bytes, header, sizeof header) != 0)
         return coli_fail(COLIBRI_ERR_CHECKSUM, "the profile '%.300s' is damaged: remove it and save a new one", path);
     return COLIBRI_OK;

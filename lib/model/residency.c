@@ -181,8 +181,8 @@ static colibri_status_t guard(const coli_residency_t *r) {
     atomic_store(&r->model->guarded, guarded);
     if (guarded) return COLIBRI_OK;
     return coli_fail(COLIBRI_ERR_UNSUPPORTED,
-                     "config.guard_mapping: this system has no SIGBUS to be handled, the process has replaced the library's handler, "
-                     "or 64 models are guarded already");
+                     "config.guard_mapping: this system has no SIGBUS to be handled, the process has replaced the library's "
+                     "handler, or 64 models are guarded already");
 }
 
 colibri_status_t coli_residency_start(coli_residency_t *r, colibri_model_t *model, coli_pool_t *pool, void *own_memory,

@@ -80,8 +80,8 @@ uint64_t coli_residency_experts(const colibri_model_t *model, uint64_t *expert_b
 /* Take (or count) everything else, the expert cache last: the plan ends with it. */
 void coli_residency_plan(coli_arena_t *arena, const colibri_model_t *model, const coli_residency_options_t *options,
                          coli_residency_t *r);
-/* Make it so: read, lock, map ahead, start the cache. r->copy, rows, totals and in_pool are set; `own_memory` (NULL: a caller's)
- * is locked in LOCK. On failure nothing is left running. Log lines by the caller, from the fields. */
+/* Make it so: read, lock, map ahead, start the cache. r->copy, rows, totals and in_pool are set; `own_memory` (NULL: a
+ * caller's) is locked in LOCK. On failure nothing is left running. Log lines by the caller, from the fields. */
 colibri_status_t coli_residency_start(coli_residency_t *r, colibri_model_t *model, coli_pool_t *pool, void *own_memory,
                                       uint64_t own_bytes);
 /* forked: this is a child process, the threads are its parent's. */
