@@ -69,7 +69,8 @@ static colibri_status_t resolve_mode(const colibri_config_t *c, coli_residency_o
                          names[o->mode]);
     if (c->hugepage_size && c->hugepage_size != COLI_HUGE_PAGE && c->hugepage_size != COLI_GIANT_PAGE)
         return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
-                         "config.hugepage_size is %llu, allowed are 0, 2097152 and 1073741824 bytes", (unsigned long long)c->hugepage_size);
+                         "config.hugepage_size is %llu, allowed are 0, 2097152 and 1073741824 bytes",
+                         (unsigned long long)c->hugepage_size);
     o->page = c->hugepage_size ? c->hugepage_size : COLI_HUGE_PAGE;
     return COLIBRI_OK;
 }

@@ -15,7 +15,7 @@
 #define COLI_PAIR_TILE 16  /* gate and up block pairs of one work item, at most */
 #define COLI_QUERY_TILE 16 /* queries (tokens x heads of a KV head) that pass over the keys together, at least one token's */
 #define COLI_HEAD_TILE 16  /* row blocks of the head in one work item */
-#define COLI_AHEAD_TOKENS 8 /* chunks of up to so many tokens are looked ahead of: what more of them need is nearly everything */
+#define COLI_AHEAD_TOKENS 8 /* chunks of more need nearly all experts: nothing to be told ahead */
 
 /* The config, resolved: no defaults left. */
 typedef struct coli_options {

@@ -1,6 +1,6 @@
 /* expert_cache.h: STREAM residency: the routed experts that are in memory, out of all that lie in the file. Slots of equal
- * size, read in the background, given up when they are worth least. residency_use.c decides what is fetched and held, and what an
- * expert is worth; nothing here knows of layers.
+ * size, read in the background, given up when they are worth least. residency_use.c decides what is fetched and held, and
+ * what an expert is worth; nothing here knows of layers.
  *
  * One thread (the session's) changes the cache; workers only wait for data, between those changes. */
 #ifndef COLI_EXPERT_CACHE_H

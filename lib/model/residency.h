@@ -97,7 +97,8 @@ uint32_t coli_residency_wave(coli_residency_t *r, uint32_t first);
 bool coli_residency_wait(coli_residency_t *r, uint32_t layer, uint32_t expert);
 /* Its weights, valid until the wave is done with. */
 coli_mlp_t coli_residency_expert(const coli_residency_t *r, uint32_t layer, uint32_t expert);
-colibri_status_t coli_residency_end(coli_residency_t *r); /* COLIBRI_ERR_IO if a read failed; experts that failed are forgotten */
+/* COLIBRI_ERR_IO if a read failed; experts that failed are forgotten, and read again when they are needed. */
+colibri_status_t coli_residency_end(coli_residency_t *r);
 /* Is it of use to tell what a later layer will need? */
 bool coli_residency_wants_expectations(const coli_residency_t *r);
 /* n experts (different ones) that a later layer will probably need; single: by a chunk of one token. */

@@ -180,10 +180,11 @@ static colibri_status_t result(const coli_residency_t *r) {
     if (!r->now.failed) return COLIBRI_OK;
     uint32_t layer = r->now.failed_key / num_experts(r), expert = r->now.failed_key % num_experts(r);
     if (!r->now.error)
-        return coli_fail_file(COLIBRI_ERR_IO, r->model->path, "expert %u of layer %u cannot be read: the file has become shorter",
-                              (unsigned)expert, (unsigned)layer);
-    return coli_fail_file(COLIBRI_ERR_IO, r->model->path, "expert %u of layer %u cannot be read: %s (errno %d)", (unsigned)expert,
-                          (unsigned)layer, coli_os_reason(r->now.error), (int)r->now.error);
+        return coli_fail_file(COLIBRI_ERR_IO, r->model->path,
+                              "expert %u of layer %u cannot be read: the file has become shorter", (unsigned)expert,
+                              (unsigned)layer);
+    return coli_fail_file(COLIBRI_ERR_IO, r->model->path, "expert %u of layer %u cannot be read: %s (errno %d)",
+                          (unsigned)expert, (unsigned)layer, coli_os_reason(r->now.error), (int)r->now.error);
 }
 
 /* Done with active[released ... end - 1]. */

@@ -55,7 +55,7 @@ typedef struct coli_weights {
 
 /* An opened model: colibri_model_t. */
 struct colibri_model_t {
-    coli_file_t file;                       /* open as long as the model: the mapping's own file, whatever becomes of its name */
+    coli_file_t file;                       /* open as long as the model is: what is mapped, whatever its name leads to by now */
     coli_file_map_t map;
     coli_directory_t directory;
     coli_weights_t weights;
