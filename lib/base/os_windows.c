@@ -41,7 +41,7 @@ static colibri_status_t examine(HANDLE handle, const char *path, coli_file_t *fi
         int error = (int)GetLastError();
         return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s': %s (error %d)", path, coli_os_reason(error), error);
     }
-    if (size.QuadPart <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty; expected a .colibri file", path);
+    if (size.QuadPart <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty", path);
     *file = (coli_file_t){(intptr_t)handle, (uint64_t)size.QuadPart, 1};
     return COLIBRI_OK;
 }
@@ -52,7 +52,7 @@ colibri_status_t coli_os_open(const char *path, coli_file_t *file) {
         return coli_fail(COLIBRI_ERR_IO, "the path '%.300s' is too long or not UTF-8", path);
     DWORD kind = GetFileAttributesW(wide);
     if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY))
-        return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory; expected a .colibri file", path);
+        return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory, not a file", path);
     HANDLE handle = CreateFileW(wide, GENERIC_READ, SHARING, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
     if (handle == INVALID_HANDLE_VALUE) {
         int error = (int)GetLastError();

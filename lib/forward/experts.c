@@ -372,7 +372,7 @@ static colibri_status_t run_routed(colibri_t *s, uint32_t index, uint32_t n, con
     set.x = coli_act_choose(work->layer->expert_dtype, &s->b.act_expert, s->b.normed, s->hidden_stride);
     uint32_t pairs = plan->expert_begin[s->weights->params->num_experts];
     coli_residency_begin(&s->residency, index, s->b.moe.active, plan->n_active, plan->expert_begin, n);
-    if (!work->output) coli_look_ahead(s, index, n);
+    if (!work->output) coli_look_ahead(s, index + 1, n);
     while ((set.n_mlps = coli_residency_wave(&s->residency, set.first)) > 0) {
         set.n_rows = (uint32_t)((uint64_t)pairs * set.n_mlps / plan->n_active); /* about: it sets the size of work items */
         run_set(&set);

@@ -20,6 +20,7 @@
 #include "forward/attention.h"
 #include "forward/experts.h"
 #include "forward/project.h"
+#include "forward/router.h"
 
 bool coli_take_cancel(colibri_t *s) {
     return atomic_load_explicit(&s->cancel, memory_order_relaxed) &&
@@ -207,6 +208,7 @@ static colibri_status_t cancelled(void) {
 static colibri_status_t run_layers(colibri_t *s, uint32_t n) {
     coli_pool_run(s->pool, embed_tokens, s, n, 16);
     coli_rope_tables(s, n);
+    coli_look_ahead(s, 0, n);
     for (uint32_t layer = 0; layer < s->weights->params->num_layers; layer++) {
         if (coli_take_cancel(s)) return cancelled();
         const coli_layer_t *l = &s->weights->layers[layer];

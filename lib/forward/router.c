@@ -142,9 +142,9 @@ static uint32_t unique(int32_t *ids, uint32_t n) {
     return found;
 }
 
-void coli_look_ahead(colibri_t *s, uint32_t layer, uint32_t n) {
+void coli_look_ahead(colibri_t *s, uint32_t next, uint32_t n) {
     const colibri_file_params *p = s->weights->params;
-    uint32_t next = layer + 1, width = s->hidden_stride;
+    uint32_t width = s->hidden_stride;
     while (next < p->num_layers && !s->weights->layers[next].is_moe) next++;
     if (next == p->num_layers || n > COLI_AHEAD_TOKENS || !coli_residency_wants_expectations(&s->residency)) return;
     const coli_layer_t *l = &s->weights->layers[next];
