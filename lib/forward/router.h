@@ -6,14 +6,15 @@
 
 /* One token: softmax over all experts, the top_k largest logits (ties to the lower id), most likely first; weights divided by
  * their sum if norm_topk, times routed_scale (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). NaN counts as the least.
- * Returns false if a logit is not finite (ids are still valid, weights NaN). logits: [pad16(num_experts)], aligned, overwritten. */
+ * Returns false if a logit is not finite (ids are still valid, weights NaN). logits: [pad16(num_experts)], aligned; in their
+ * place it leaves the exponentials. */
 bool coli_route(const coli_kernels_t *kernels, const colibri_file_params *params, uint32_t top_k, float *logits, int32_t *ids,
                 float *weights);
 
 /* The chunk's n tokens (b.normed) of a MoE layer: fills b.route_ids, b.route_weights. */
-/* Say which experts the first layer with experts from `next` on will probably choose: those that its router chooses for b.hidden
- * as it is now, before its attention and what else comes first have added to it. Only for few tokens, and where experts are
- * fetched. */
+/* Say which experts the first layer with experts from `next` on will probably choose: those that its router chooses for
+ * b.hidden as it is now, before its attention and what else comes first have added to it. Only for few tokens, and where
+ * experts are fetched. */
 void coli_look_ahead(colibri_t *session, uint32_t next, uint32_t n);
 void coli_router(colibri_t *session, const coli_layer_t *layer, uint32_t n);
 
