@@ -326,9 +326,9 @@ static void shared_gate_tokens(void *argument, uint32_t begin, uint32_t end, uin
         gate[(uint64_t)t * COLIBRI_TILE_ROWS] = sigmoid(gate[(uint64_t)t * COLIBRI_TILE_ROWS]);
 }
 
-static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge_ns) {
+static void count_layer(colibri_t *s, uint32_t layer, uint64_t merge_ns) {
     const coli_moe_plan_t *plan = &s->b.moe;
-    uint32_t experts = s->weights->params->num_experts;
+    uint32_t experts = s->weights->params->num_experts, pairs = plan->expert_begin[experts];
     colibri_expert_stats_t *rows = s->counters.experts + (uint64_t)layer * experts;
     uint64_t bytes = coli_mlp_bytes(s->weights->layers[layer].expert_dtype, s->weights->params->moe_intermediate,
                                     s->weights->params->hidden_size);
@@ -337,7 +337,7 @@ static void count_layer(colibri_t *s, uint32_t layer, uint32_t n, uint64_t merge
         rows[e].tokens += tokens;
         rows[e].calls++;
         rows[e].compute_ns += s->counters.expert_compute_ns[e];
-        rows[e].merge_ns += merge_ns * tokens / ((uint64_t)n * s->options.top_k);
+        rows[e].merge_ns += merge_ns * tokens / pairs;
         s->counters.expert_compute_ns[e] = 0;
         s->counters.totals.weight_bytes += bytes;
     }
@@ -402,7 +402,7 @@ static colibri_status_t run_mlps(colibri_t *s, uint32_t index, uint32_t n, token
 static void merge(colibri_t *s, uint32_t index, uint32_t n, token_work_t *work) {
     uint64_t since = coli_os_now_ns();
     coli_pool_run(s->pool, work->output ? output_tokens : merge_tokens, work, n, 4);
-    if (work->layer->is_moe) count_layer(s, index, n, coli_os_now_ns() - since);
+    if (work->layer->is_moe) count_layer(s, index, coli_os_now_ns() - since);
 }
 
 colibri_status_t coli_mlp(colibri_t *s, uint32_t index, uint32_t n) {

@@ -11,11 +11,12 @@
 bool coli_route(const coli_kernels_t *kernels, const colibri_file_params *params, uint32_t top_k, float *logits, int32_t *ids,
                 float *weights);
 
-/* The chunk's n tokens (b.normed) of a MoE layer: fills b.route_ids, b.route_weights. */
 /* Say which experts the first layer with experts from `next` on will probably choose: those that its router chooses for
  * b.hidden as it is now, before its attention and what else comes first have added to it. Only for few tokens, and where
  * experts are fetched. */
 void coli_look_ahead(colibri_t *session, uint32_t next, uint32_t n);
+
+/* The chunk's n tokens (b.normed) of a MoE layer: fills b.route_ids, b.route_weights. */
 void coli_router(colibri_t *session, const coli_layer_t *layer, uint32_t n);
 
 /* The router for a host's own rows [n][hidden_size] (unpadded), in chunks: ids and weights [n][top_k], most

@@ -49,7 +49,7 @@ PLACES: dict[int, str] = {
     _ffi.COLIBRI_PLACE_PINNED: "pinned",
 }
 """What the numbers of ``stats()["expert_place"]`` mean; -1 stands in the rows of dense layers."""
-_PREFILL_TOKENS = 512  # tokens a prompt is cut into, so that Ctrl-C is heard between them; results do not depend on it
+_PREFILL_TOKENS = 512  # tokens a prompt is cut into, so that Ctrl-C is heard between them
 _DEFAULT_SEQ_LEN = 4096  # at most this many if the caller does not say
 _EXPERT_ROW = np.dtype(_ffi.colibri_expert_stats_t)
 
@@ -131,7 +131,8 @@ class Session:
         activation_bits: 8 or 16 in q8 and q4 files; None: 8 in routed experts, 16 elsewhere.
         cpu_affinity: where threads stay: "none", "auto" (one physical core each) or a list of CPUs such as "0,2,4-7";
             thread 0 is the caller's own and is left alone. None: none.
-        max_chunk_tokens: tokens computed together; sets memory and speed, never results. None: 512.
+        max_chunk_tokens: tokens computed together; sets memory and speed, never results but with load balancing. None:
+            512.
         residency: where weights live. "map": in the page cache; "lock": there, and locked; "huge": copied onto huge
             pages; "stream": routed experts in the file, some of them in a cache. None: "stream" with expert_cache_size,
             "huge" with hugepage_size, else "map". Results do not depend on it.
@@ -150,8 +151,8 @@ class Session:
         InvalidArgumentError: a value out of range or an unknown option.
         IsaError: an instruction set that is not there. UnsupportedError, OutOfMemoryError, ThreadError.
 
-    Results are the same bits whatever the threads, the batch, the cutting of the input, and the instruction set. A
-    session runs one call at a time; calls from several threads wait for each other. Different sessions run at the same
+    Results are the same bits whatever the threads, the batch, the cutting of the input, the residency and the
+    instruction set; load_balancing_strategy alone makes them depend on what is computed together. A session runs one call at a time; calls from several threads wait for each other. Different sessions run at the same
     time.
     """
 
