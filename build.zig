@@ -106,6 +106,8 @@ const tests = [_][]const u8{
     "test_capacity",
     "test_golden",
     "test_hostile",
+    "test_residency",
+    "test_residency_failures",
     "test_quiet",
     "test_metrics",
 };

@@ -255,7 +255,7 @@ colibri_status_t colibri_get_output(colibri_t *ctx, float *output, size_t bytes)
     else if (!copy_last_rows(ctx, output, width) && !compute_rows(ctx, output))
         return coli_fail(COLIBRI_ERR_CANCELLED, "colibri_get_output was cancelled; the output can be fetched again");
     clear_failed_rows(ctx, output, width);
-    return COLIBRI_OK;
+    return coli_residency_intact(&ctx->residency);
 }
 
 /* ---- slots ---- */
@@ -365,8 +365,10 @@ colibri_status_t colibri_route_tokens(colibri_t *ctx, int32_t layer, const float
     uint64_t host = coli_fp_enter();
     int32_t bad = coli_route_rows(ctx, (uint32_t)layer, hidden, (uint32_t)n, expert_ids, weights);
     coli_fp_leave(host);
-    if (bad >= 0) return coli_fail(COLIBRI_ERR_NOT_FINITE, "the router's logits of token %d are NaN or infinite", bad);
-    return COLIBRI_OK;
+    status = coli_residency_intact(&ctx->residency);
+    if (!status && bad >= 0)
+        status = coli_fail(COLIBRI_ERR_NOT_FINITE, "the router's logits of token %d are NaN or infinite", bad);
+    return status;
 }
 
 colibri_status_t colibri_moe_forward(colibri_t *ctx, int32_t layer, const float *hidden, int32_t n, float *output) {

@@ -27,11 +27,11 @@ static uint32_t get_u32(const uint8_t *from) {
     return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
-/* The header of a profile of this model with these shares [keys], each 4 bytes. */
+/* The header of a profile of this model with these shares [keys], each 4 bytes; NULL: without their checksum. */
 static void make_header(const coli_residency_t *r, const uint8_t *shares, uint8_t header[4 * HEADER_WORDS]) {
     const colibri_file_params *p = r->model->directory.params;
     const uint32_t words[HEADER_WORDS] = {0, VERSION, p->num_layers, p->num_experts, r->model->directory.header->checksum,
-                                          coli_crc32(0, shares, 4 * (size_t)num_keys(r))};
+                                          shares ? coli_crc32(0, shares, 4 * (size_t)num_keys(r)) : 0};
     for (int i = 0; i < HEADER_WORDS; i++) put_u32(header + 4 * i, words[i]);
     memcpy(header, "COLP", 4);
 }
@@ -60,10 +60,13 @@ static colibri_status_t check(const coli_residency_t *r, const uint8_t *bytes, u
         return coli_fail(COLIBRI_ERR_VERSION, "the profile '%.300s' has version %u, this library reads %d", path,
                          (unsigned)get_u32(bytes + 4), VERSION);
     uint64_t size = sizeof header + 4 * (uint64_t)num_keys(r);
-    if (got == size) make_header(r, bytes + sizeof header, header);
-    if (got != size || memcmp(bytes + 8, header + 8, 12) != 0)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "the profile '%.300s' is of another model than %.150s, or not whole",
-                         path, r->model->path);
+    make_header(r, got == size ? bytes + sizeof header : NULL, header);
+    if (memcmp(bytes + 8, header + 8, 12) != 0)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "the profile '%.300s' is of another model than %.150s", path,
+                         r->model->path);
+    if (got != size)
+        return coli_fail(COLIBRI_ERR_FORMAT, "the profile '%.300s' is %s: remove it and save a new one", path,
+                         got < size ? "cut short" : "too long");
     if (memcmp(bytes, header, sizeof header) != 0)
         return coli_fail(COLIBRI_ERR_CHECKSUM, "the profile '%.300s' is damaged: remove it and save a new one", path);
     return COLIBRI_OK;

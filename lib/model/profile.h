@@ -8,8 +8,8 @@
 
 #include "model/residency.h"
 
-/* Into r's usage; STREAM: the most used experts are in the cache after that. NOT_FOUND, IO, FORMAT (not a whole, undamaged
- * profile), INVALID_ARGUMENT (of another model). Temporary memory: malloc. */
+/* Into r's usage; STREAM: the most used experts are in the cache after that. NOT_FOUND, IO, FORMAT (no profile, or not a whole
+ * one), VERSION, INVALID_ARGUMENT (of another model), CHECKSUM (damaged). Temporary memory: malloc. */
 colibri_status_t coli_profile_load(coli_residency_t *r, const char *path);
 /* Written beside `path` and renamed. IO, OUT_OF_MEMORY; on failure the old file stays. */
 colibri_status_t coli_profile_save(const coli_residency_t *r, const char *path);

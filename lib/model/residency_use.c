@@ -125,12 +125,20 @@ static void tell_system(const coli_residency_t *r, uint32_t layer, uint32_t expe
     coli_os_will_need(mlp.gate_up.tiles, mlp.bytes);
 }
 
+/* An expert that is here, or on its way. One that look-ahead could not read for an earlier call is not: it is tried again. */
+static coli_cached_t *present(coli_residency_t *r, uint32_t layer, uint32_t expert) {
+    coli_cached_t *slot = find(r, layer, expert);
+    if (!slot || slot->held || atomic_load(&slot->read.state) != COLI_READ_FAILED) return slot;
+    coli_cache_drop(&r->cache, slot);
+    return NULL;
+}
+
 /* Those that are here, or on their way, to the front and held. */
 static void hold_present(coli_residency_t *r, uint32_t *active, uint32_t n) {
-    uint32_t present = 0;
+    uint32_t found = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t e = active[i];
-        coli_cached_t *slot = find(r, r->now.layer, e);
+        coli_cached_t *slot = present(r, r->now.layer, e);
         colibri_expert_stats_t *row = &r->rows[r->now.layer * num_experts(r) + e];
         if (!slot) {
             row->misses++;
@@ -141,10 +149,10 @@ static void hold_present(coli_residency_t *r, uint32_t *active, uint32_t n) {
         r->totals->cache_hits++;
         r->totals->cache_hits_ahead += slot->ahead; /* the first time it is of use */
         coli_cache_hold(&r->cache, slot);
-        active[i] = active[present];
-        active[present++] = e;
+        active[i] = active[found];
+        active[found++] = e;
     }
-    r->now.issued = present;
+    r->now.issued = found;
 }
 
 void coli_residency_begin(coli_residency_t *r, uint32_t layer, uint32_t *active, uint32_t n, const uint32_t *begin,
@@ -257,7 +265,7 @@ void coli_residency_expect(coli_residency_t *r, uint32_t layer, const int32_t *e
     for (uint32_t i = 0; i < n; i++) {
         uint32_t e = r->expected[i] = (uint32_t)experts[i];
         if (r->short_of_memory) tell_system(r, layer, e);
-        else if (room && !find(r, layer, e)) fetch(r, layer, e, false);
+        else if (room && !present(r, layer, e)) fetch(r, layer, e, false);
     }
 }
 
