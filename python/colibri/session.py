@@ -152,8 +152,8 @@ class Session:
         IsaError: an instruction set that is not there. UnsupportedError, OutOfMemoryError, ThreadError.
 
     Results are the same bits whatever the threads, the batch, the cutting of the input, the residency and the
-    instruction set; load_balancing_strategy alone makes them depend on what is computed together. A session runs one call at a time; calls from several threads wait for each other. Different sessions run at the same
-    time.
+    instruction set; load_balancing_strategy alone makes them depend on what is computed together. A session
+    runs one call at a time; calls from several threads wait for each other. Different sessions run at the same time.
     """
 
     def __init__(
