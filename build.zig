@@ -103,6 +103,7 @@ const tests = [_][]const u8{
     "test_format",
     "test_tokenizer",
     "test_session",
+    "test_hosts",
     "test_capacity",
     "test_golden",
     "test_hostile",

@@ -234,6 +234,14 @@ typedef enum colibri_log_level_t { COLIBRI_LOG_INFO = 1, COLIBRI_LOG_WARNING = 2
 /* `message` is valid during the call. Called only from colibri_workspace_size and colibri_init, on the caller's thread. */
 typedef void (*colibri_log_fn)(int level, const char *message, void *user_data);
 
+/* A host that brings its own threads. The library calls parallel_for on the caller's thread, from inside colibri_init, infer,
+ * get_output, moe_forward and route_tokens, many times each. It must call task(argument, i) exactly once for each i of 0 ... n - 1, in
+ * any order, on any threads, also one after another on one, and return when all those calls have returned; n <= num_threads. No
+ * task waits for another one. No two calls of one parallel_for may have the same i: it names a task's memory, and nothing else.
+ * Sessions in use by different threads call it at the same time. Results are the same bits, whichever thread runs what. */
+typedef void (*colibri_task_fn)(void *argument, int32_t i);
+typedef void (*colibri_parallel_for_fn)(colibri_task_fn task, void *argument, int32_t n, void *user_data);
+
 /* Where the weights live. Results are the same bits in every mode. */
 typedef enum colibri_residency_t {
     COLIBRI_RESIDENCY_DEFAULT = 0, /* STREAM if expert_cache_size is set, HUGE if hugepage_size is set, else MAP */
@@ -329,6 +337,10 @@ typedef struct colibri_config_t {
                                     all later ones on that model. A handler that the host installs later undoes it, unless it
                                     calls ours. 0: no handler, and such a file ends the process */
     int32_t reserved1;           /* 0 */
+    colibri_parallel_for_fn parallel_for; /* the host's own threads, see above: num_threads says how many tasks may run at once,
+                                    and no threads are started but those that read (STREAM). Not with cpu_affinity. NULL: the
+                                    library's own threads */
+    void *parallel_for_user_data;
 } colibri_config_t;
 #define COLIBRI_CONFIG_INIT COLIBRI_INIT_(colibri_config_t)
 

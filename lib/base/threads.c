@@ -46,6 +46,8 @@ struct coli_pool {
     worker_t *workers; /* [num_threads - 1] */
     range_t *ranges;   /* [num_threads] */
     coli_ties_t ties;  /* until coli_pool_start returns */
+    colibri_parallel_for_fn parallel_for; /* NULL: workers of our own */
+    void *user_data;
 
     _Alignas(COLI_ALIGN) _Atomic uint32_t unfinished;
     _Alignas(COLI_ALIGN) _Atomic uint32_t epoch; /* raised for every region and for stopping */
@@ -98,6 +100,14 @@ static uint32_t work_on_chunks(coli_pool_t *pool, uint32_t thread) {
     return done;
 }
 
+/* As thread `thread` that is not the caller: what there is to do, reported. */
+static void work_and_report(coli_pool_t *pool, uint32_t thread) {
+    uint32_t done = work_on_chunks(pool, thread);
+    if (done == 0) return;
+    uint32_t before = atomic_fetch_sub_explicit(&pool->unfinished, done, memory_order_acq_rel);
+    if (before - done == CALLER_SLEEPS) coli_os_wake(&pool->unfinished, false);
+}
+
 static bool tie(const coli_ties_t *ties, uint32_t number) {
     if (ties->cpus) return coli_os_pin(ties->cpus[number]);
     return !ties->nodes || coli_os_pin_node(ties->topology, ties->nodes[number]);
@@ -113,11 +123,7 @@ static void worker_main(void *argument) {
     for (;;) {
         uint32_t seen = atomic_load_explicit(&pool->epoch, memory_order_acquire);
         if (atomic_load_explicit(&pool->stopping, memory_order_relaxed)) return;
-        uint32_t done = work_on_chunks(pool, worker->number);
-        if (done) {
-            uint32_t before = atomic_fetch_sub_explicit(&pool->unfinished, done, memory_order_acq_rel);
-            if (before - done == CALLER_SLEEPS) coli_os_wake(&pool->unfinished, false);
-        }
+        work_and_report(pool, worker->number);
         if (spin(pool, &pool->epoch, seen, false)) continue;
         /* Sequentially consistent against the caller's raise of epoch and look at sleepers: one of us sees the other. */
         atomic_fetch_add(&pool->sleepers, 1);
@@ -172,8 +178,18 @@ static void give_range(coli_pool_t *pool, uint32_t owner, uint32_t begin, uint32
     atomic_store_explicit(&pool->ranges[owner].left, end - begin, memory_order_release);
 }
 
+/* On a thread of the host, whose floating-point environment is its own. */
+static void host_task(void *argument, int32_t i) {
+    uint64_t host = coli_fp_enter();
+    work_and_report(argument, (uint32_t)i);
+    coli_fp_leave(host);
+}
+
+/* With a host, all is done when it returns; what it left out, against its contract, the caller does. */
 static void finish_region(coli_pool_t *pool, uint32_t chunks) {
-    call_workers(pool, COLI_MIN(chunks, pool->num_threads) - 1);
+    uint32_t threads = COLI_MIN(chunks, pool->num_threads);
+    if (pool->parallel_for) pool->parallel_for(host_task, pool, (int32_t)threads, pool->user_data);
+    else call_workers(pool, threads - 1);
     wait_for_workers(pool, work_on_chunks(pool, 0));
 }
 
@@ -216,13 +232,25 @@ static coli_pool_t *fail_untied(coli_pool_t *pool, uint32_t number) {
     return NULL;
 }
 
-coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const coli_ties_t *ties) {
+static coli_pool_t *lay_out(void *memory, uint32_t num_threads) {
     COLI_ASSERT(num_threads >= 1 && num_threads <= COLI_MAX_THREADS && (uintptr_t)memory % COLI_ALIGN == 0);
     memset(memory, 0, coli_pool_size(num_threads));
     coli_pool_t *pool = memory;
     pool->num_threads = num_threads;
     pool->workers = (worker_t *)((uint8_t *)memory + coli_pad(sizeof(coli_pool_t), COLI_ALIGN));
     pool->ranges = (range_t *)((uint8_t *)pool->workers + coli_pad((size_t)num_threads * sizeof(worker_t), COLI_ALIGN));
+    return pool;
+}
+
+coli_pool_t *coli_pool_start_hosted(void *memory, uint32_t num_threads, colibri_parallel_for_fn parallel_for, void *user_data) {
+    coli_pool_t *pool = lay_out(memory, num_threads);
+    pool->parallel_for = parallel_for;
+    pool->user_data = user_data;
+    return pool;
+}
+
+coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const coli_ties_t *ties) {
+    coli_pool_t *pool = lay_out(memory, num_threads);
     if (ties) pool->ties = *ties;
     if (num_threads > 1) pool->spin_ns = num_threads <= (uint32_t)coli_os_num_cores() ? SPIN_NS : SPIN_CROWDED_NS;
     for (uint32_t i = 0; i + 1 < num_threads; i++) {

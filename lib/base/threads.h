@@ -1,6 +1,6 @@
 /* threads.h: the pool: num_threads - 1 workers beside the caller. A region's items are shared out as ranges, one a thread,
  * taken piece by piece from atomic counters; who is done helps the others. Outputs of items are disjoint, so who computes what
- * never changes a bit. Workers spin briefly, then sleep. */
+ * never changes a bit. Workers spin briefly, then sleep. Or there are none, and a host's own threads do the ranges. */
 #ifndef COLI_THREADS_H
 #define COLI_THREADS_H
 
@@ -31,6 +31,9 @@ typedef struct coli_ties {
 /* Start the workers in `memory` (owned by the caller, kept until coli_pool_stop). ties: NULL, or where they are kept. NULL and
  * COLIBRI_ERR_THREAD on failure. */
 coli_pool_t *coli_pool_start(void *memory, uint32_t num_threads, const coli_ties_t *ties);
+/* A pool without workers: regions run on the host's threads, by `run` (config.parallel_for). Never fails. Thread i of
+ * the work functions is task i of a parallel_for. */
+coli_pool_t *coli_pool_start_hosted(void *memory, uint32_t num_threads, colibri_parallel_for_fn run, void *user_data);
 void coli_pool_stop(coli_pool_t *pool); /* joins all workers */
 uint32_t coli_pool_num_threads(const coli_pool_t *pool);
 

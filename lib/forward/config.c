@@ -142,6 +142,11 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
     o->threads = (uint32_t)c->num_threads;
     colibri_status_t status = coli_affinity(c->cpu_affinity, &o->threads, &o->pinned, o->cpus);
     if (status) return status;
+    if (c->parallel_for && o->pinned)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "config.cpu_affinity cannot tie threads that are the host's (parallel_for): set NULL");
+    o->parallel_for = c->parallel_for;
+    o->parallel_for_user_data = c->parallel_for_user_data;
     if (o->threads == 0) o->threads = (uint32_t)COLI_MIN(coli_os_num_cores(), COLI_MAX_THREADS);
     o->top_k = c->top_k ? (uint32_t)c->top_k : p->top_k;
     o->chunk =

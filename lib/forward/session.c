@@ -96,21 +96,27 @@ static void clear(const coli_options_t *o, const colibri_model_t *model, const m
     if (!m->own || o->residency.mode == COLIBRI_RESIDENCY_HUGE) memset(m->data + copied, 0, end - copied);
 }
 
-static colibri_status_t start(colibri_t *s, const coli_kernels_t *kernels, colibri_model_t *model, const coli_options_t *o) {
+static coli_pool_t *start_pool(colibri_t *s) {
+    const coli_options_t *o = &s->options;
     coli_topology_t topology;
+    coli_ties_t ties = {.cpus = o->pinned ? o->cpus : NULL};
+    if (o->parallel_for) return coli_pool_start_hosted(s->pool_memory, o->threads, o->parallel_for, o->parallel_for_user_data);
+    if (!o->pinned && o->residency.numa.num_nodes > 1) {
+        coli_os_topology(&topology);
+        ties.topology = &topology;
+        ties.nodes = o->residency.numa.thread_node;
+    }
+    return coli_pool_start(s->pool_memory, o->threads, &ties);
+}
+
+static colibri_status_t start(colibri_t *s, const coli_kernels_t *kernels, colibri_model_t *model, const coli_options_t *o) {
     s->model = model;
     s->kernels = kernels;
     s->options = *o;
     atomic_init(&s->cancel, 0);
-    bool threads = o->threads > 1 || o->residency.mode == COLIBRI_RESIDENCY_STREAM;
+    bool threads = (o->threads > 1 && !o->parallel_for) || o->residency.mode == COLIBRI_RESIDENCY_STREAM;
     s->fork_guard = threads ? coli_os_fork_guard_new() : NULL;
-    coli_ties_t ties = {.cpus = o->pinned ? s->options.cpus : NULL};
-    if (!o->pinned && o->residency.numa.num_nodes > 1) {
-        coli_os_topology(&topology);
-        ties.topology = &topology;
-        ties.nodes = s->options.residency.numa.thread_node;
-    }
-    s->pool = coli_pool_start(s->pool_memory, o->threads, &ties);
+    s->pool = start_pool(s);
     colibri_status_t status = s->pool ? coli_residency_start(&s->residency, model, s->pool, s->own_memory, s->own_bytes)
                                       : colibri_last_status();
     if (status) {
@@ -162,8 +168,9 @@ static void log_residency(const colibri_config_t *c, const colibri_t *s) {
 }
 
 static void log_session(const colibri_config_t *c, const colibri_t *s) {
-    say(c, COLIBRI_LOG_INFO, "%.200s: %s kernels, %u threads, %u slots of %u tokens, workspace %.1f MB (KV cache %.1f MB)",
-        s->model->path, s->kernels->name, s->options.threads, s->options.batch, s->options.seq, (double)s->memory_bytes / 1e6,
+    say(c, COLIBRI_LOG_INFO, "%.200s: %s kernels, %u threads%s, %u slots of %u tokens, workspace %.1f MB (KV cache %.1f MB)",
+        s->model->path, s->kernels->name, s->options.threads, s->options.parallel_for ? " of the host" : "",
+        s->options.batch, s->options.seq, (double)s->memory_bytes / 1e6,
         (double)coli_kvcache_bytes(&s->kv, s->weights->params->num_layers) / 1e6);
     log_residency(c, s);
     if (s->options.seq > s->weights->params->max_position)

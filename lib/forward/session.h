@@ -28,6 +28,8 @@ typedef struct coli_options {
     uint32_t balance;      /* colibri_load_balancing_t */
     float capacity_factor;
     coli_residency_options_t residency;
+    colibri_parallel_for_fn parallel_for; /* the host's threads; NULL: our own */
+    void *parallel_for_user_data;
     bool pinned;           /* thread i >= 1 stays on cpus[i] */
     int32_t cpus[COLI_MAX_THREADS];
 } coli_options_t;

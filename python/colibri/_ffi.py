@@ -218,6 +218,8 @@ class colibri_config_t(_Sized):
         ("expert_profile", c_char_p),
         ("guard_mapping", c_int32),
         ("reserved1", c_int32),
+        ("parallel_for", c_void_p),
+        ("parallel_for_user_data", c_void_p),
     ]
 
 
