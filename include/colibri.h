@@ -166,6 +166,9 @@ typedef struct colibri_model_info_t {
  * read. So text and model_info do not depend on what becomes of the file; weights in use must not change (see residency).
  * *model receives an object with one reference, to be dropped by colibri_model_close. */
 COLIBRI_API colibri_status_t colibri_model_open(const char *path, colibri_model_t **model);
+/* The same from memory: the bytes of a .colibri file, 64-byte aligned. Nothing is copied: the caller owns them, and keeps them as
+ * they are until the model is closed and every session on it freed. */
+COLIBRI_API colibri_status_t colibri_model_open_memory(const void *data, size_t size, colibri_model_t **model);
 /* Drop the caller's reference. Sessions hold their own; the mapping goes with the last one. NULL is ignored. */
 COLIBRI_API void colibri_model_close(colibri_model_t *model);
 COLIBRI_API colibri_status_t colibri_model_info(const colibri_model_t *model, colibri_model_info_t *info);
@@ -292,7 +295,7 @@ typedef enum colibri_load_balancing_t {
 typedef struct colibri_config_t {
     uint32_t struct_size;
     int32_t device_id;           /* must be 0: this library runs on the CPU */
-    const char *model_path;      /* UTF-8; opened for this session alone. Exactly one of model_path and model is set */
+    const char *model_path;      /* UTF-8; opened for this session alone. Exactly one of model_path, model and model_data is set */
     colibri_model_t *model;      /* a shared model; the session takes a reference of its own */
     int32_t max_batch_size;      /* slots; 0: 1; at most 4096 */
     int32_t max_seq_len;         /* tokens per slot; 0: the model's max_position, at most 4096. May exceed max_position */
@@ -337,6 +340,10 @@ typedef struct colibri_config_t {
                                     all later ones on that model. A handler that the host installs later undoes it, unless it
                                     calls ours. 0: no handler, and such a file ends the process */
     int32_t reserved1;           /* 0 */
+    const void *model_data;      /* instead of model_path and model: the bytes of a .colibri file in memory of the caller's (flash,
+                                    an asset), used where they lie; see colibri_model_open_memory. STREAM and guard_mapping need
+                                    a file: COLIBRI_ERR_UNSUPPORTED */
+    size_t model_size;           /* its bytes; 0 without model_data */
     colibri_parallel_for_fn parallel_for; /* the host's own threads, see above: num_threads says how many tasks may run at once,
                                     and no threads are started but those that read (STREAM). Not with cpu_affinity. NULL: the
                                     library's own threads */

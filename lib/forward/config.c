@@ -107,6 +107,11 @@ static colibri_status_t resolve_residency(const colibri_config_t *c, const colib
     o->residency.guard = c->guard_mapping != 0;
     o->residency.top_k = o->top_k;
     colibri_status_t status = resolve_mode(c, &o->residency);
+    bool stream = o->residency.mode == COLIBRI_RESIDENCY_STREAM;
+    if (!status && model->file.handle < 0 && (stream || o->residency.guard))
+        status = coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.%s needs a model in a file, and this one is in memory: %s",
+                           stream ? "residency STREAM" : "guard_mapping",
+                           stream ? "use MAP, LOCK or HUGE" : "set 0, memory cannot be truncated");
     if (!status) status = resolve_cache(c, model, &o->residency);
     return status ? status : resolve_nodes(c, model->weights.params, o);
 }
@@ -163,6 +168,20 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
     return status ? status : resolve_residency(c, model, o);
 }
 
+/* *model receives a reference. */
+static colibri_status_t take_model(const colibri_config_t *c, colibri_model_t **model) {
+    if ((c->model != NULL) + (c->model_path != NULL) + (c->model_data != NULL) != 1)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT,
+                         "exactly one of config.model_path, config.model and config.model_data must be set");
+    if (c->model_size != 0 && !c->model_data)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "config.model_size belongs to model_data, and that is NULL: set 0");
+    if (c->model_path) return coli_model_open(c->model_path, model);
+    if (c->model_data) return coli_model_open_memory(c->model_data, c->model_size, model);
+    *model = c->model;
+    coli_model_retain(c->model);
+    return COLIBRI_OK;
+}
+
 colibri_status_t coli_config_resolve(const colibri_config_t *given, colibri_config_t *c, colibri_model_t **model,
                                      coli_options_t *o) {
     memset(o, 0, sizeof *o);
@@ -170,11 +189,8 @@ colibri_status_t coli_config_resolve(const colibri_config_t *given, colibri_conf
     if (!status) status = check_fixed(c);
     if (!status) status = check_ranges(c);
     if (status) return status;
-    if (!c->model == !c->model_path)
-        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "exactly one of config.model_path and config.model must be set");
-    *model = c->model;
-    if (c->model) coli_model_retain(c->model);
-    else if ((status = coli_model_open(c->model_path, model)) != COLIBRI_OK) return status;
+    status = take_model(c, model);
+    if (status) return status;
     status = resolve(c, *model, o);
     if (status) coli_model_release(*model);
     return status;

@@ -48,18 +48,22 @@ static void destroy(colibri_model_t *model) {
     free(model->weights.layers);
     free(model->path);
     coli_format_close(&model->directory);
-    coli_os_unguard(model->map.data); /* if a session asked for it */
-    coli_os_unmap(&model->map);
+    if (model->file.handle >= 0) {
+        coli_os_unguard(model->map.data); /* if a session asked for it */
+        coli_os_unmap(&model->map);
+    } else if (model->memory_locked) coli_os_unlock(model->map.data, model->map.size);
     coli_os_close(&model->file);
     free(model);
 }
 
-colibri_status_t coli_model_open(const char *path, colibri_model_t **model) {
+static colibri_model_t *new_model(void) {
     colibri_model_t *m = calloc(1, sizeof *m);
-    if (m == NULL) return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the model object");
-    m->file.handle = -1;
-    colibri_status_t status = coli_os_open(path, &m->file);
-    if (status == COLIBRI_OK) status = coli_os_map(&m->file, path, &m->map);
+    if (m == NULL) coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the model object");
+    else m->file.handle = -1;
+    return m;
+}
+
+static colibri_status_t finish(colibri_model_t *m, colibri_status_t status, const char *path, colibri_model_t **model) {
     if (status == COLIBRI_OK) status = fill(m, path);
     if (status != COLIBRI_OK) {
         destroy(m);
@@ -68,6 +72,24 @@ colibri_status_t coli_model_open(const char *path, colibri_model_t **model) {
     atomic_init(&m->references, 1);
     *model = m;
     return COLIBRI_OK;
+}
+
+colibri_status_t coli_model_open(const char *path, colibri_model_t **model) {
+    colibri_model_t *m = new_model();
+    if (m == NULL) return COLIBRI_ERR_OUT_OF_MEMORY;
+    colibri_status_t status = coli_os_open(path, &m->file);
+    if (status == COLIBRI_OK) status = coli_os_map(&m->file, path, &m->map);
+    return finish(m, status, path, model);
+}
+
+colibri_status_t coli_model_open_memory(const void *data, size_t size, colibri_model_t **model) {
+    if ((uintptr_t)data % COLI_ALIGN != 0)
+        return coli_fail(COLIBRI_ERR_ALIGNMENT, "the model's memory is not 64-byte aligned (its address modulo 64 is %d)",
+                         (int)((uintptr_t)data % COLI_ALIGN));
+    colibri_model_t *m = new_model();
+    if (m == NULL) return COLIBRI_ERR_OUT_OF_MEMORY;
+    m->map = (coli_file_map_t){data, size};
+    return finish(m, COLIBRI_OK, "the model in memory", model);
 }
 
 void coli_model_retain(colibri_model_t *model) { atomic_fetch_add_explicit(&model->references, 1, memory_order_relaxed); }
@@ -83,6 +105,15 @@ colibri_status_t colibri_model_open(const char *path, colibri_model_t **model) {
     *model = NULL;
     if (path == NULL) return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "path is NULL; it must name a .colibri file");
     return coli_model_open(path, model);
+}
+
+colibri_status_t colibri_model_open_memory(const void *data, size_t size, colibri_model_t **model) {
+    if (model == NULL)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "model is NULL; it must point to where the model shall go");
+    *model = NULL;
+    if (data == NULL)
+        return coli_fail(COLIBRI_ERR_INVALID_ARGUMENT, "data is NULL; it must point to the bytes of a .colibri file");
+    return coli_model_open_memory(data, size, model);
 }
 
 void colibri_model_close(colibri_model_t *model) {

@@ -87,7 +87,9 @@ static void load_pieces(void *argument, uint32_t begin, uint32_t end, uint32_t t
     (void)thread;
     for (uint32_t i = begin; i < end; i++) {
         uint64_t at = i * PIECE, bytes = COLI_MIN(PIECE, work->bytes - at);
-        int64_t got = coli_os_read(&work->model->file, work->to + at, bytes, work->offset + at);
+        int64_t got = (int64_t)bytes;
+        if (work->model->file.handle < 0) memcpy(work->to + at, work->model->map.data + work->offset + at, (size_t)bytes);
+        else got = coli_os_read(&work->model->file, work->to + at, bytes, work->offset + at);
         uint32_t none = 0;
         if (got != (int64_t)bytes)
             atomic_compare_exchange_strong(work->failure, &none, got < 0 ? (uint32_t)-got + 1 : 1);
@@ -150,11 +152,15 @@ static void start_mapped(coli_residency_t *r, void *own_memory, uint64_t own_byt
     r->weights = &r->model->weights;
     if (r->mode == COLIBRI_RESIDENCY_LOCK) {
         bool locked = !own_memory || coli_os_lock(own_memory, own_bytes);
-        if (locked && coli_os_lock(map->data, map->size)) return;
+        if (locked && coli_os_lock(map->data, map->size)) {
+            atomic_store(&r->model->memory_locked, r->model->file.handle < 0);
+            return;
+        }
         if (locked && own_memory) coli_os_unlock(own_memory, own_bytes);
         r->lock_refused = true;
         r->mode = COLIBRI_RESIDENCY_MAP;
     }
+    if (r->model->file.handle < 0) return;
     r->short_of_memory = map->size + own_bytes > coli_os_memory_limit();
     if (!r->short_of_memory) coli_os_will_need(map->data, map->size);
 }

@@ -55,8 +55,9 @@ typedef struct coli_weights {
 
 /* An opened model: colibri_model_t. */
 struct colibri_model_t {
-    coli_file_t file;                       /* open as long as the model is: what is mapped, whatever its name leads to by now */
-    coli_file_map_t map;
+    coli_file_t file;                       /* open as long as the model is: what is mapped, whatever its name leads to by now.
+                                               Handle -1: none, the bytes are the caller's memory */
+    coli_file_map_t map;                    /* or that memory */
     coli_directory_t directory;
     coli_weights_t weights;
     const struct coli_tokenizer *tokenizer; /* NULL: the file has none. Its tables are the directory's bytes */
@@ -64,6 +65,7 @@ struct colibri_model_t {
     uint64_t num_parameters, active_bytes;  /* as colibri_model_info_t has them */
     _Atomic int32_t references;
     _Atomic uint32_t guarded;               /* 1: a session asked for guard_mapping and it is in effect */
+    _Atomic uint32_t memory_locked;         /* 1: a session has locked that memory (a mapping's locks go with it) */
     _Atomic uint32_t lost;                  /* 1: guarded pages could not be read: the weights are no longer the file's */
 };
 
@@ -80,6 +82,8 @@ coli_mlp_t coli_mlp_view(const uint8_t *data, uint32_t dtype, uint32_t intermedi
 
 /* map -> format -> weights -> tokenizer; one reference. *model stays untouched on failure. (model.c) */
 colibri_status_t coli_model_open(const char *path, colibri_model_t **model);
+/* The same from the caller's memory. */
+colibri_status_t coli_model_open_memory(const void *data, size_t size, colibri_model_t **model);
 void coli_model_retain(colibri_model_t *model);
 void coli_model_release(colibri_model_t *model); /* drops one reference */
 

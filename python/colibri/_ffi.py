@@ -218,6 +218,8 @@ class colibri_config_t(_Sized):
         ("expert_profile", c_char_p),
         ("guard_mapping", c_int32),
         ("reserved1", c_int32),
+        ("model_data", c_void_p),
+        ("model_size", c_size_t),
         ("parallel_for", c_void_p),
         ("parallel_for_user_data", c_void_p),
     ]
@@ -332,6 +334,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "colibri_isa_from_name": (c_int, [c_char_p]),
     "colibri_isa_supported": (c_int, [c_int]),
     "colibri_model_open": (_status, [c_char_p, POINTER(c_void_p)]),
+    "colibri_model_open_memory": (_status, [c_void_p, c_size_t, POINTER(c_void_p)]),
     "colibri_model_close": (None, [c_void_p]),
     "colibri_model_info": (_status, [c_void_p, POINTER(colibri_model_info_t)]),
     "colibri_model_verify": (_status, [c_void_p]),

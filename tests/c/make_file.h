@@ -342,7 +342,7 @@ static inline void make_checksum(uint8_t *file, size_t size) {
     memcpy(file, &h, sizeof h);
 }
 
-/* The bytes of the file, from calloc (so aligned to 16 only: write it to disk and open it for use by kernels). */
+/* The bytes of the file, from malloc (so aligned to 16 only: write it to disk and open it for use by kernels). */
 static inline uint8_t *make_model_file(const make_spec_t *spec, size_t *size) {
     make_list_t *list = (make_list_t *)calloc(1, sizeof *list), *counted = (make_list_t *)calloc(1, sizeof *counted);
     if (list == NULL || counted == NULL) return free(list), free(counted), NULL;
@@ -353,8 +353,8 @@ static inline uint8_t *make_model_file(const make_spec_t *spec, size_t *size) {
     list->end = sizeof(colibri_file_header) + directory;
     make_directory(spec, list);
 
-    uint8_t *file = (uint8_t *)aligned_alloc(64, (size_t)make_pad(list->end, 64)); /* tiles are packed in place */
-    if (file != NULL) memset(file, 0, (size_t)list->end);
+    uint8_t *memory = (uint8_t *)calloc((size_t)list->end + 64, 1), *file = memory; /* not aligned_alloc: Windows lacks it */
+    if (memory != NULL) file += (64 - (uintptr_t)memory % 64) % 64; /* tiles are packed in place; moved in the end */
     uint64_t random = spec->seed;
     bool ok = file != NULL && list->n < MAKE_MAX_ENTRIES;
     for (uint32_t i = 0; ok && i < list->n; i++) {
@@ -362,7 +362,7 @@ static inline uint8_t *make_model_file(const make_spec_t *spec, size_t *size) {
         ok = make_fill(spec, &random, e, file + e->offset);
         e->checksum = make_crc32(0, file + e->offset, (size_t)e->size);
     }
-    if (!ok) return free(file), free(list), NULL;
+    if (!ok) return free(memory), free(list), NULL;
 
     colibri_file_params params = make_params(spec);
     colibri_file_header h = {.version = COLIBRI_FILE_VERSION_FULL, .dtype = (uint16_t)spec->dtype};
@@ -381,7 +381,7 @@ static inline uint8_t *make_model_file(const make_spec_t *spec, size_t *size) {
     *size = (size_t)list->end;
     free(list);
     make_checksum(file, *size);
-    return file;
+    return (uint8_t *)memmove(memory, file, *size);
 }
 
 static inline bool write_model_file(const char *path, const uint8_t *file, size_t size) {

@@ -489,6 +489,113 @@ static void test_config(void) {
     check_refused(c, COLIBRI_ERR_NOT_FOUND);
 }
 
+/* ---- a model in memory ---- */
+
+/* Bytes of the spec's file at an address that is `off` bytes after one that is 64-byte aligned; free(*memory). */
+static uint8_t *in_memory(const make_spec_t *spec, uint32_t off, size_t *size, uint8_t **memory) {
+    uint8_t *file = make_model_file(spec, size);
+    *memory = malloc(*size + 192);
+    uint8_t *data = *memory + (64 - (uintptr_t)*memory % 64) % 64 + off;
+    memcpy(data, file, *size);
+    free(file);
+    return data;
+}
+
+static void test_memory(void) {
+    static const int32_t modes[] = {0, COLIBRI_RESIDENCY_MAP, COLIBRI_RESIDENCY_LOCK, COLIBRI_RESIDENCY_HUGE};
+    make_spec_t spec = MAKE_SPEC_TINY;
+    size_t bytes = (size_t)TOKENS * spec.vocab * sizeof(float);
+    for (spec.dtype = COLIBRI_FILE_F32; spec.dtype <= COLIBRI_FILE_Q4; spec.dtype++) {
+        uint8_t *memory;
+        colibri_config_t c = config();
+        write_spec(&spec);
+        float *expected = run_config(&c, TOKENS);
+        c.model_path = NULL;
+        c.model_data = in_memory(&spec, 0, &c.model_size, &memory);
+        uint32_t before = colibri_crc32(0, c.model_data, c.model_size);
+        for (uint32_t i = 0; i < 4; i++) {
+            c.residency = modes[i];
+            c.num_threads = i % 2 ? 3 : 1;
+            float *out = run_config(&c, 7);
+            CHECK(memcmp(out, expected, bytes) == 0);
+            free(out);
+        }
+        CHECK_EQ(colibri_crc32(0, c.model_data, c.model_size), before);
+        free(memory);
+        free(expected);
+    }
+}
+
+/* Two sessions on one model in memory that its owner has closed already; the same bits as from the file. */
+static void test_memory_shared(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    uint8_t *memory;
+    size_t size;
+    colibri_model_t *model = NULL;
+    write_spec(&spec);
+    colibri_config_t c = config();
+    float *expected = run_config(&c, TOKENS);
+    const uint8_t *data = in_memory(&spec, 0, &size, &memory);
+    CHECK_EQ(colibri_model_open_memory(data, size, &model), COLIBRI_OK);
+    CHECK_EQ(colibri_model_verify(model), COLIBRI_OK);
+    colibri_model_info_t info = COLIBRI_MODEL_INFO_INIT;
+    CHECK_EQ(colibri_model_info(model, &info), COLIBRI_OK);
+    CHECK_EQ(info.file_size, size);
+    c.model_path = NULL;
+    c.model = model;
+    colibri_t *a = start(&c), *b = start(&c);
+    colibri_model_close(model);
+    int32_t tokens[TOKENS];
+    fill_tokens(tokens, TOKENS, spec.vocab, 1);
+    for (int i = 0; i < 2; i++) {
+        float *out = run_pieces(i ? b : a, tokens, TOKENS, TOKENS, spec.vocab);
+        CHECK(memcmp(out, expected, (size_t)TOKENS * spec.vocab * sizeof(float)) == 0);
+        free(out);
+        colibri_free(i ? b : a);
+    }
+    free(memory);
+    free(expected);
+}
+
+static void test_memory_refused(void) {
+    make_spec_t spec = MAKE_SPEC_TINY;
+    uint8_t *memory, *off_by_16;
+    size_t size;
+    colibri_model_t *model = NULL;
+    write_spec(&spec);
+    uint8_t *data = in_memory(&spec, 0, &size, &memory), *odd = in_memory(&spec, 16, &size, &off_by_16);
+    colibri_config_t c = config();
+    c.model_data = data; /* and a path */
+    c.model_size = size;
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.model_data = NULL; /* a size of nothing */
+    check_refused(c, COLIBRI_ERR_INVALID_ARGUMENT);
+    c.model_path = NULL;
+    c.model_data = odd;
+    check_refused(c, COLIBRI_ERR_ALIGNMENT);
+    c.model_data = data;
+    c.residency = COLIBRI_RESIDENCY_STREAM;
+    check_refused(c, COLIBRI_ERR_UNSUPPORTED);
+    c.residency = COLIBRI_RESIDENCY_MAP;
+    c.guard_mapping = 1;
+    check_refused(c, COLIBRI_ERR_UNSUPPORTED);
+    c.guard_mapping = 0;
+    for (size_t cut = 0; cut < 4; cut++) {
+        c.model_size = cut * 63;
+        check_refused(c, COLIBRI_ERR_FORMAT);
+        CHECK_EQ(colibri_model_open_memory(data, c.model_size, &model), COLIBRI_ERR_FORMAT);
+    }
+    CHECK_EQ(colibri_model_open_memory(NULL, size, &model), COLIBRI_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(colibri_model_open_memory(data, size, NULL), COLIBRI_ERR_INVALID_ARGUMENT);
+    data[size - 1] ^= 1;
+    CHECK_EQ(colibri_model_open_memory(data, size, &model), COLIBRI_OK);
+    CHECK_EQ(colibri_model_verify(model), COLIBRI_ERR_CHECKSUM);
+    CHECK(strstr(colibri_last_error(), "in memory") != NULL);
+    colibri_model_close(model);
+    free(memory);
+    free(off_by_16);
+}
+
 static void test_workspace(void) {
     make_spec_t spec = MAKE_SPEC_TINY;
     write_spec(&spec);
@@ -883,6 +990,9 @@ int main(int argc, char **argv) {
     test_not_finite();
     test_cancel();
     test_config();
+    test_memory();
+    test_memory_shared();
+    test_memory_refused();
     test_workspace();
     test_sampling();
     test_route();
