@@ -39,12 +39,12 @@ from typing import Any
 
 import click
 import colibri
-from peers import measuring, report
-from peers.gguf_file import BITS, TYPES, write_gguf
+from peers import files, measuring, report
+from peers.gguf_file import BITS, TYPES
 from peers.limits import Limits, LimitsError, build_bench
 from peers.measuring import Settings, Subject, Team
 from peers.processes import WorkerError, processors
-from peers.shapes import SHAPES, Shape, write_checkpoint
+from peers.shapes import SHAPES, Shape
 
 PEERS = ("llama.cpp", "transformers", "transformers-f32", "kt-kernel")
 GB = 1 << 30
@@ -89,36 +89,6 @@ class Run:
         if self.options["json"]:
             self.options["json"].write_text(json.dumps(self.result, indent=1) + "\n")
 
-    # ---- Files
-
-    def checkpoint(self, shape: Shape) -> Path:
-        """The shape's checkpoint, written if it is not there."""
-        path = self.folder / shape.name / "checkpoint"
-        if not path.is_dir():
-            click.echo(f"writing {path} ({2 * shape.parameters / 1e9:.1f} GB)", err=True)
-            write_checkpoint(path, shape)
-        return path
-
-    def colibri_file(self, shape: Shape, dtype: str) -> Path:
-        """The shape's .colibri file."""
-        path = self.folder / shape.name / f"{dtype}.colibri"
-        if not path.is_file():
-            source = self.checkpoint(shape)
-            click.echo(f"writing {path}", err=True)
-            colibri.convert(source, path, dtype=dtype)
-        return path
-
-    def gguf_file(self, shape: Shape, dtype: str) -> Path:
-        """The shape's GGUF file."""
-        path = self.folder / shape.name / f"{TYPES[dtype]}.gguf"
-        if not path.is_file():
-            if importlib.util.find_spec("gguf") is None:
-                raise click.ClickException(f"to write {path}, install the package gguf")
-            source = self.checkpoint(shape)
-            click.echo(f"writing {path}", err=True)
-            write_gguf(path, source, shape, dtype)
-        return path
-
     # ---- Who takes part
 
     def wants(self, peer: str, module: str, python: str = sys.executable) -> bool:
@@ -135,7 +105,7 @@ class Run:
 
     def colibris(self, shape: Shape, dtype: str, room: int) -> list[Subject]:
         """libcolibri, once for each instruction set."""
-        path = self.colibri_file(shape, dtype)
+        path = files.colibri_file(self.folder, shape, dtype)
         memory = path.stat().st_size + GB
         threads = self.settings.threads[0]
         return [
@@ -160,7 +130,7 @@ class Run:
         if self.options["peers"] is None and importlib.util.find_spec("gguf") is None:
             self.note("llama.cpp: skipped: gguf is not installed")
             return []
-        path = self.gguf_file(shape, dtype)
+        path = files.gguf_file(self.folder, shape, dtype)
         options = {"engine": "llama.cpp", "model": str(path), "threads": self.settings.threads[0], "room": room}
         return [
             Subject(
@@ -184,7 +154,7 @@ class Run:
             if not self.wants(peer, "transformers") or not self.wants(peer, "torch"):
                 continue
             options = {"engine": "transformers", "dtype": dtype, "threads": self.settings.threads[0]}
-            options["model"] = str(self.checkpoint(shape))
+            options["model"] = str(files.checkpoint(self.folder, shape))
             memory = size * shape.parameters + GB
             subjects.append(Subject(peer, "transformers", sys.executable, options, memory=memory, bits=8.0 * size))
         return subjects

@@ -7,14 +7,18 @@ the engine is: {"about": "..."}. Commands:
 
     {"cmd": "threads", "n": 1}                          compute with so many threads from now on
     {"cmd": "prefill", "tokens": [...]}                 -> {"seconds": s}, from an empty cache
-    {"cmd": "decode", "tokens": [...], "prompt": [...], "limit_s": 10}
-                                                        -> {"times": [s, ...], "weight_bytes": b}: tokens one by one
-                                                           behind a prompt, for so many seconds at most
+    {"cmd": "decode", "tokens": [...], "prompt": [...], "warmup": [...], "limit_s": 10}
+                                                        -> {"times": [s, ...], "weight_bytes": b, ...}: tokens one by
+                                                           one, for so many seconds at most, behind a prompt (one call)
+                                                           and others one by one; page faults and disk reads of the
+                                                           process meanwhile, and the engine's own figures
+    {"cmd": "profile", "path": "..."}                   write libcolibri's profile of the experts' use so far
     {"cmd": "logits", "tokens": [...]}                  -> {"logits": [...]} after the last of them
     {"cmd": "layer", "n": 32, "repeat": 5}              -> {"times": [s, ...]}: n vectors through one layer's experts
     {"cmd": "route", "n": 1024, "repeat": 5}            -> {"times": [s, ...]}: n vectors through one router
 
-Any failure is {"error": "a sentence"}. An idle worker waits in read() and uses no processor.
+With "cgroup" in its options the process enters that group (a path of cgroup.procs) before the engine starts. Any
+failure is {"error": "a sentence"}. An idle worker waits in read() and uses no processor.
 """
 
 from __future__ import annotations
@@ -29,6 +33,11 @@ import warnings
 from typing import Any
 
 import numpy as np
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 class Failure(Exception):
@@ -63,6 +72,14 @@ class Engine:
     def weight_bytes(self) -> int | None:
         """Read since mark()."""
         return None
+
+    def figures(self) -> dict[str, Any]:
+        """What the engine counted since mark(), and how it holds the model."""
+        return {}
+
+    def save_profile(self, path: str) -> None:
+        """Write how often each expert was used."""
+        raise NotImplementedError
 
     def layer(self, n: int) -> Any:
         """A function without arguments that runs n vectors through the experts."""
@@ -104,6 +121,12 @@ class Colibri(Engine):
         config = self.ffi.colibri_config_t.init(
             model=self.model, max_seq_len=self.options["room"], num_threads=n, isa=isa
         )
+        if "residency" in self.options:
+            config.residency = getattr(self.ffi, "COLIBRI_RESIDENCY_" + self.options["residency"].upper())
+        for name in ("expert_cache_size", "hugepage_size"):
+            setattr(config, name, self.options.get(name, 0))
+        if "expert_profile" in self.options:
+            config.expert_profile = self.options["expert_profile"].encode()
         self.session = self.lib.colibri_init(ctypes.byref(config))
         if not self.session:
             raise self.ffi.last_error()
@@ -133,6 +156,14 @@ class Colibri(Engine):
     def weight_bytes(self) -> int | None:
         return int(self._stats().weight_bytes)
 
+    def figures(self) -> dict[str, Any]:
+        stats = self._stats()
+        values = {name: getattr(stats, name) for name, *_ in stats._fields_}
+        return {name: value for name, value in values.items() if isinstance(value, int)}  # without histograms
+
+    def save_profile(self, path: str) -> None:
+        self.ffi.check(self.lib.colibri_save_profile(self.session, path.encode()))
+
     def layer(self, n: int) -> Any:
         hidden = vectors(n, self.info.hidden_size)
         output = vectors(n, self.info.hidden_size)
@@ -160,7 +191,9 @@ class Llama(Engine):
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
-        if "use_mmap" in dict(params._fields_):
+        if options.get("mmap"):
+            pass  # its default
+        elif "use_mmap" in dict(params._fields_):
             params.use_mmap = False
         else:
             params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
@@ -325,19 +358,38 @@ def timed(call: Any, *arguments: Any) -> float:
     return time.perf_counter() - begin
 
 
+def used() -> dict[str, int]:
+    """Page faults of this process and bytes that it had read from disks, so far, where the system counts them."""
+    counts = {}
+    if resource is not None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        counts |= {"minor_faults": usage.ru_minflt, "major_faults": usage.ru_majflt}
+    try:
+        with open("/proc/self/io", "rb", buffering=0) as file:
+            counts |= {"disk_bytes": int(file.read(4096).split(b"\nread_bytes: ", 1)[1].split(b"\n", 1)[0])}
+    except (OSError, IndexError):
+        pass
+    return counts
+
+
 def decode(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
     """Feed tokens one by one until they or the seconds are used up."""
     engine.empty()
     if command.get("prompt"):
         engine.feed(command["prompt"])
+    for token in command.get("warmup", ()):
+        engine.feed([token])
     engine.mark()
     times: list[float] = []
+    before = used()
     end = time.perf_counter() + command.get("limit_s", 1e9)
     for token in command["tokens"]:
         times.append(timed(engine.feed, [token]))
         if time.perf_counter() > end:
             break
-    return {"times": times, "weight_bytes": engine.weight_bytes()}
+    after = used()
+    counts = {name: after[name] - before[name] for name in after}
+    return {"times": times, "weight_bytes": engine.weight_bytes(), **counts, "figures": engine.figures()}
 
 
 def run(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
@@ -351,6 +403,9 @@ def run(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": timed(engine.feed, command["tokens"])}
     if name == "decode":
         return decode(engine, command)
+    if name == "profile":
+        engine.save_profile(command["path"])
+        return {}
     if name == "logits":
         engine.empty()
         engine.feed(command["tokens"])
@@ -379,6 +434,9 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     warnings.simplefilter("ignore")
     try:
+        if "cgroup" in options:
+            with open(options["cgroup"], "w") as file:
+                file.write(str(os.getpid()))
         engine = ENGINES[options["engine"]](options)
     except Exception as error:
         answer({"error": sentence(error)})
