@@ -22,6 +22,7 @@
 #define CALLER_SLEEPS 0x80000000u
 #define SPIN_NS 30000        /* about what two futex calls and a wake-up cost */
 #define SPIN_CROWDED_NS 1000 /* more threads than cores: whoever spins keeps another from working */
+#define STACK_IN_USE (64 << 10) /* bytes; kernels for integers take about 30 KB */
 
 typedef struct worker {
     coli_os_thread_t thread;
@@ -113,10 +114,17 @@ static bool tie(const coli_ties_t *ties, uint32_t number) {
     return !ties->nodes || coli_os_pin_node(ties->topology, ties->nodes[number]);
 }
 
+/* A new stack has no pages yet. Those that the library's work reaches are had now, not during some later token. */
+__attribute__((noinline)) static void touch_stack(void) {
+    volatile uint8_t room[STACK_IN_USE];
+    for (size_t i = 0; i < sizeof room; i += 1024) room[i] = 0;
+}
+
 static void worker_main(void *argument) {
     worker_t *worker = argument;
     coli_pool_t *pool = worker->pool;
     coli_fp_set(COLI_FP_DEFAULT); /* not what the starting thread had */
+    touch_stack();
     if (!tie(&pool->ties, worker->number)) atomic_store(&pool->untied, worker->number);
     atomic_fetch_add(&pool->arrived, 1);
     coli_os_wake(&pool->arrived, false);

@@ -287,7 +287,7 @@ static void test_statistics(void) {
         colibri_stats_t stats = stats_of(s);
         check_sums(s, &spec, TOKENS, TOKENS);
         CHECK_EQ(stats.decode_tokens, TOKENS);
-        CHECK_EQ(stats.ahead_predicted, stream ? (TOKENS - 1) * 2 * 3 : 0); /* all but the first token, for two layers */
+        CHECK_EQ(stats.ahead_predicted, stream ? (TOKENS - 1) * 3 * 3 : 0); /* all but the first token, for three layers */
         CHECK((stats.ahead_correct > 0) == stream);
         CHECK((stats.read_bytes_ahead > 0) == ahead);
         CHECK((stats.cache_hits_ahead > 0) == ahead);
