@@ -141,6 +141,7 @@ pub fn build(b: *std.Build) void {
     b.installArtifact(static);
     addShared(b, target, settings);
     b.installFile("include/colibri.h", "include/colibri.h");
+    b.installFile("include/colibri.hpp", "include/colibri.hpp");
     b.installFile("include/colibri_format.h", "include/colibri_format.h");
     addPkgConfig(b, target);
     addTools(b, query, static, settings);
