@@ -1,6 +1,6 @@
-/* test_quiet.c: after colibri_init, set_input, infer, get_output, sample, route_tokens and moe_forward allocate nothing and make
- * no system call but futex, in any residency but STREAM; in LOCK and HUGE nor do pages fault. The heap is our own and counts;
- * the kernel is told (seccomp) to kill the process at any other call, in every thread. Linux only. */
+/* test_quiet.c: after colibri_init, set_input, infer, get_output, sample, route_tokens and moe_forward allocate nothing and
+ * make no system call but futex, in any residency but STREAM; in LOCK and HUGE nor do pages fault. The heap is our own and
+ * counts; the kernel is told (seccomp) to kill the process at any other call, in every thread. Linux only. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stddef.h>
