@@ -1,5 +1,6 @@
-"""Hosts in other languages, built as their users would build them, against what `zig build --prefix` installs; and hosts that load
-and unload the library, use several models at once, or fork."""
+"""Hosts in other languages, built as their users would build them, against what `zig build --prefix` installs; and
+hosts that load and unload the library, use several models at once, or fork.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +199,7 @@ def test_go(prefix: Path, story: str, tmp_path: Path) -> None:
     check_program(program, prefix, story)
 
 
-# ---- Plug-in hosts, several models, forks ------------------------------------------------------------------------------
+# ---- Plug-in hosts, several models, forks ----------------------------------------------------------------------------
 
 
 def use(library: ctypes.CDLL, model: Path, threads: int = 3, **options: int) -> bytes:
@@ -310,8 +311,8 @@ def in_child(work: Callable[[], bool]) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("stream", [0, 4], ids=["map", "stream"])
 def test_fork_before_and_after_use(stream: int, tiny_model: Path) -> None:
-    """Before: the child makes sessions like anybody. After: the parent's session is COLIBRI_ERR_THREAD there, may be freed,
-    and one of the child's own works; the parent's goes on.
+    """Before: the child makes sessions like anybody. After: the parent's session is COLIBRI_ERR_THREAD there, may be
+    freed, and one of the child's own works; the parent's goes on.
     """
     library = _ffi.lib()
     expected = use(library, tiny_model)
