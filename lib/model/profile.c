@@ -8,6 +8,7 @@
 
 #define VERSION 1
 #define ONE 16777216.0f /* a share of 1 */
+#define TRUST 0.125f    /* what was, beside what is: a loaded share counts as if seen over so much of the window */
 #define HEADER_WORDS 8
 
 typedef struct profile_use {
@@ -93,7 +94,7 @@ static colibri_status_t apply(coli_residency_t *r, const uint8_t *shares) {
     if (!uses) return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the profile of %u experts", (unsigned)num_keys(r));
     for (uint32_t key = 0; key < num_keys(r); key++) {
         uint32_t share = COLI_MIN(get_u32(shares + 4 * (size_t)key), (uint32_t)ONE);
-        coli_usage_set_rate(r, key, (float)share / ONE);
+        coli_usage_set_rate(r, key, (float)share / ONE * TRUST);
         if (share && r->weights->layers[key / experts].is_moe) uses[n++] = (profile_use_t){share, key};
     }
     colibri_status_t status = r->mode == COLIBRI_RESIDENCY_STREAM ? warm(r, uses, n) : COLIBRI_OK;

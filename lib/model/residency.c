@@ -165,12 +165,30 @@ static void start_mapped(coli_residency_t *r, void *own_memory, uint64_t own_byt
     if (!r->short_of_memory) coli_os_will_need(map->data, map->size);
 }
 
+static void touch_pages(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {
+    const coli_residency_t *r = argument;
+    uint64_t bytes = r->cache.num_slots * r->cache.slot_bytes;
+    (void)thread;
+    for (uint64_t at = begin * PIECE; at < COLI_MIN(end * PIECE, bytes); at += COLIBRI_FILE_EXPERT_STRIDE_ALIGNMENT)
+        *(volatile uint8_t *)(r->cache.data + at) = 0;
+}
+
+/* All of the cache is there before its first read: memory that is short shows now, and reads past the page cache go into huge
+ * pages at the disk's speed, into ordinary ones at about half of it. */
+static colibri_status_t start_cache(coli_residency_t *r, coli_pool_t *pool) {
+    uint64_t bytes = r->cache.num_slots * r->cache.slot_bytes;
+    coli_os_want_huge(r->cache.data, bytes);
+    coli_pool_run(pool, touch_pages, r, (uint32_t)((bytes + PIECE - 1) / PIECE), 1);
+    r->huge_bytes = coli_os_huge_bytes(r->copy, r->copy_bytes) + coli_os_huge_bytes(r->cache.data, bytes);
+    return coli_cache_start(&r->cache, &r->model->file);
+}
+
 static colibri_status_t start_copied(coli_residency_t *r, coli_pool_t *pool) {
     colibri_status_t status = load_payloads(r, pool);
     if (status) return status;
     coli_weights_view(&r->model->directory, copied_address, r, r->layers, &r->own);
     r->weights = &r->own;
-    if (r->mode != COLIBRI_RESIDENCY_HUGE) return coli_cache_start(&r->cache, &r->model->file);
+    if (r->mode != COLIBRI_RESIDENCY_HUGE) return start_cache(r, pool);
     r->huge_bytes = r->in_pool ? r->copy_bytes : coli_os_huge_bytes(r->copy, r->copy_bytes);
     if (r->huge_bytes + PIECE < r->copy_bytes) {
         coli_os_collapse(r->copy, r->copy_bytes);

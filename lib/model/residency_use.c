@@ -10,7 +10,7 @@
 #define WINDOW 256.0f      /* tokens over which use is averaged */
 #define PINNED_RATIO 4.0f  /* used so many times more than the average: it will be among the last to go */
 #define LARGE_STEP 1e18f   /* before heat overflows */
-#define LEAST_AHEAD_SLOTS 4 /* slots for each expert of a token, from which on look-ahead reads */
+#define LEAST_AHEAD_SLOTS 3 /* slots for each expert of a token, from which on look-ahead reads */
 
 /* ---- use ---- */
 
