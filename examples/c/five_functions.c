@@ -1,5 +1,5 @@
-/* five_functions.c: continues a prompt, greedily, with the five functions that a host cannot do without (init, set_input, infer,
- * get_output, free), and the tokenizer around them.
+/* five_functions.c: continues a prompt, greedily, with the five functions that a host cannot do without (init, set_input,
+ * infer, get_output, free), and the tokenizer around them.
  *
  *     cc five_functions.c $(pkg-config --cflags --libs colibri) -o five_functions
  *     ./five_functions model.colibri "Once upon a time" [tokens]
@@ -41,7 +41,8 @@ static int print_token(const colibri_model_t *model, colibri_stream_t *stream, i
 }
 
 /* tokens[0 ... length - 1] is the prompt. logits [vocab_size] is aligned. */
-static int generate(colibri_t *ctx, const colibri_model_info_t *info, int32_t *tokens, int32_t length, float *logits, long most) {
+static int generate(colibri_t *ctx, const colibri_model_info_t *info, int32_t *tokens, int32_t length, float *logits,
+                    long most) {
     const colibri_model_t *model = colibri_model(ctx);
     colibri_stream_t stream = COLIBRI_STREAM_INIT;
     for (long i = 0; i < most; i++) {
@@ -58,22 +59,21 @@ static int generate(colibri_t *ctx, const colibri_model_info_t *info, int32_t *t
 
 static int run(colibri_t *ctx, const char *prompt, long most) {
     colibri_model_info_t info = COLIBRI_MODEL_INFO_INIT;
-    int32_t *tokens = malloc(MAX_PROMPT * sizeof *tokens);
+    static int32_t tokens[MAX_PROMPT];
     size_t count;
-    if (!tokens) return EXIT_FAILURE;
-    int result = EXIT_FAILURE;
-    if (colibri_model_info(colibri_model(ctx), &info)) result = failed("model_info");
-    else if (colibri_tokenize(colibri_model(ctx), prompt, strlen(prompt), COLIBRI_TOKENIZE_ADD_SPECIAL, tokens, MAX_PROMPT, &count))
-        result = failed("tokenize");
-    else {
-        size_t bytes = ((size_t)info.vocab_size * sizeof(float) + 63) / 64 * 64;
-        float *logits = aligned_alloc(64, bytes);
-        fputs(prompt, stdout);
-        if (logits) result = generate(ctx, &info, tokens, (int32_t)count, logits, most);
-        putchar('\n');
-        free(logits);
+    if (colibri_model_info(colibri_model(ctx), &info)) return failed("model_info");
+    if (colibri_tokenize(colibri_model(ctx), prompt, strlen(prompt), COLIBRI_TOKENIZE_ADD_SPECIAL, tokens, MAX_PROMPT, &count))
+        return failed("tokenize");
+    unsigned char *memory = malloc((size_t)info.vocab_size * sizeof(float) + 63);
+    if (!memory) {
+        fprintf(stderr, "five_functions: no memory for logits\n");
+        return EXIT_FAILURE;
     }
-    free(tokens);
+    float *logits = (float *)(memory + (64 - (uintptr_t)memory % 64) % 64); /* get_output wants 64-byte boundaries */
+    fputs(prompt, stdout);
+    int result = generate(ctx, &info, tokens, (int32_t)count, logits, most);
+    putchar('\n');
+    free(memory);
     return result;
 }
 

@@ -1,6 +1,6 @@
-/* own_memory.c: a session in the host's own memory: a static arena, as firmware and games have it. colibri_workspace_size says how
- * much a config needs; shorter sequences, smaller chunks and fewer threads need less. Text is not this program's matter:
- * it continues the prompt with colibri_sample and prints at the end.
+/* own_memory.c: a session in the host's own memory: a static arena, as firmware and games have it. colibri_workspace_size says
+ * how much a config needs; shorter sequences, smaller chunks and fewer threads need less. Tokens are chosen by colibri_sample,
+ * and the text is made at the end, by colibri_detokenize.
  *
  *     cc own_memory.c $(pkg-config --cflags --libs colibri) -o own_memory
  *     ./own_memory model.colibri "Once upon a time" [tokens]

@@ -1,9 +1,12 @@
-/* test_hosts.c: config.parallel_for: regions on a host's own threads, on one thread one task after another, and on a host that leaves
- * tasks out: the same bits in every residency, no threads of the library's, the host's floating-point environment untouched. */
+/* test_hosts.c: config.parallel_for: regions on a host's own threads, on one thread one task after another, and on a host that
+ * leaves tasks out: the same bits in every residency, no threads of the library's, the host's floating-point environment
+ * untouched. */
 #include <fenv.h>
 #include <pthread.h>
 #include <stdlib.h>
+#ifndef _WIN32
 #include <sys/wait.h>
+#endif
 
 #include "base/os.h"
 #include "run_model.h"
@@ -191,6 +194,7 @@ static void test_affinity_is_the_hosts(void) {
     }
 }
 
+#ifndef _WIN32
 /* With the caller's thread alone, a session has no threads that a forked child could miss; those of STREAM it does miss. */
 static void test_fork(float *logits) {
     counts_t counts = {0};
@@ -214,6 +218,7 @@ static void test_fork(float *logits) {
     colibri_free(s);
     colibri_free(t);
 }
+#endif
 
 /* Two sessions at once on one host. */
 typedef struct user {
@@ -254,7 +259,9 @@ static void test_dtype(uint32_t dtype) {
     test_host("forwards", forwards, &counts, logits);
     test_host("backwards", backwards, &counts, logits);
     test_host("lazily", lazily, &counts, logits);
+#ifndef _WIN32
     test_fork(logits);
+#endif
     start_host(&pool, threads);
     test_host("on threads", on_threads, &pool.counts, logits);
     test_two_sessions(&pool, logits);

@@ -119,12 +119,13 @@ def test_cmake(language: str, prefix: Path, story: str, tmp_path: Path) -> None:
     needs("cc" if language == "c" else "c++")
     build("cmake", "-S", EXAMPLES / language, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     build("cmake", "--build", tmp_path)
-    for name in ["five_functions", "own_memory"] if language == "c" else ["story"]:
+    for name in ["five_functions", "own_memory"] if language == "c" else ["story", "own_threads"]:
         check_program(tmp_path / name, prefix, story)
 
 
+@pytest.mark.parametrize("name", ["story", "own_threads"])
 @pytest.mark.parametrize("compiler", ["c++", "clang++", "zig"])
-def test_cpp(compiler: str, prefix: Path, story: str, tmp_path: Path) -> None:
+def test_cpp(compiler: str, name: str, prefix: Path, story: str, tmp_path: Path) -> None:
     command = [compiler]
     if compiler == "zig":
         if importlib.util.find_spec("ziglang") is None:
@@ -132,9 +133,9 @@ def test_cpp(compiler: str, prefix: Path, story: str, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ziglang", "c++"]
     else:
         needs(compiler)
-    program = tmp_path / "story"
-    source = EXAMPLES / "cpp" / "story.cpp"
-    build(*command, "-std=c++17", *WARNINGS, source, *pkg_config(prefix), "-o", program)
+    program = tmp_path / name
+    source = EXAMPLES / "cpp" / f"{name}.cpp"
+    build(*command, "-std=c++17", *WARNINGS, source, *pkg_config(prefix), "-lpthread", "-o", program)
     check_program(program, prefix, story)
 
 
