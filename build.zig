@@ -8,6 +8,9 @@
 //!     zig build golden                     print what tests/c/test_golden.c compares with
 //!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
 //!     -Doptimize=Debug                     default: ReleaseFast
+//!     -Dthreads=false                      without threads: num_threads is 1, or a host's parallel_for runs the work
+//!     -Dfile_io=false                      without files and mappings: models are memory (config.model_data); no tools
+//!     -Donly=test_golden                   of the C tests only this one
 
 const std = @import("std");
 
@@ -41,6 +44,8 @@ const small_sources = [_][]const u8{
     "lib/base/arena.c",
     "lib/base/os.c",
     "lib/base/os_memory.c",
+    "lib/base/os_threads.c",
+    "lib/base/os_bare.c",
     "lib/base/os_windows.c",
     "lib/base/os_write.c",
     "lib/base/os_guard.c",
@@ -125,7 +130,8 @@ const c_flags = [_][]const u8{ "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=
 const library_flags = c_flags ++ [_][]const u8{ "-fvisibility=hidden", "-DCOLIBRI_BUILD", "-fno-unroll-loops" };
 
 pub fn build(b: *std.Build) void {
-    const query = oldGlibc(b, b.standardTargetOptionsQueryOnly(.{ .default_target = .{ .cpu_model = .baseline } }));
+    var query = oldGlibc(b, b.standardTargetOptionsQueryOnly(.{ .default_target = .{ .cpu_model = .baseline } }));
+    if (query.cpu_arch == .wasm32) query.cpu_features_add.addFeature(@intFromEnum(std.Target.wasm.Feature.simd128));
     const optimize = b.option(std.builtin.OptimizeMode, "optimize", "Debug, ReleaseSafe, ReleaseFast (default) or ReleaseSmall") orelse
         std.builtin.OptimizeMode.ReleaseFast;
     const debug = optimize == std.builtin.OptimizeMode.Debug;
@@ -134,17 +140,22 @@ pub fn build(b: *std.Build) void {
         .strip = b.option(bool, "strip", "Leave out debug information (default: unless Debug)") orelse !debug,
         .ubsan = b.option(bool, "ubsan", "Undefined behaviour sanitizer (default: in Debug)") orelse debug,
         .tsan = b.option(bool, "tsan", "Thread sanitizer") orelse false,
+        .threads = b.option(bool, "threads", "Start threads (default: true)") orelse true,
+        .file_io = b.option(bool, "file_io", "Open files, map them, ask the system about itself (default: true)") orelse true,
+        .only = b.option([]const u8, "only", "Of the C tests only this one"),
     };
     const target = b.resolveTargetQuery(query);
+    if (target.result.os.tag == .windows and !(settings.threads and settings.file_io))
+        @panic("-Dthreads=false and -Dfile_io=false are not for Windows");
 
     const static = addStatic(b, target, settings);
     b.installArtifact(static);
-    addShared(b, target, settings);
+    if (target.result.os.tag != .wasi) addShared(b, target, settings);
     b.installFile("include/colibri.h", "include/colibri.h");
     b.installFile("include/colibri.hpp", "include/colibri.hpp");
     b.installFile("include/colibri_format.h", "include/colibri_format.h");
     addPkgConfig(b, target);
-    addTools(b, query, static, settings);
+    if (settings.file_io) addTools(b, query, static, settings);
     addTests(b, target, static, settings);
 }
 
@@ -167,6 +178,9 @@ const Settings = struct {
     strip: bool,
     ubsan: bool,
     tsan: bool,
+    threads: bool,
+    file_io: bool,
+    only: ?[]const u8,
 
     fn module(s: Settings, b: *std.Build, target: std.Build.ResolvedTarget) *std.Build.Module {
         const m = b.createModule(.{
@@ -180,6 +194,12 @@ const Settings = struct {
             .pic = true, // one static library for executables and shared objects alike
         });
         m.addIncludePath(b.path("include"));
+        if (target.result.os.tag == .wasi) { // a number for names of files that are nobody else's
+            m.addCMacro("_WASI_EMULATED_GETPID", "1");
+            m.linkSystemLibrary("wasi-emulated-getpid", .{});
+        }
+        if (!s.threads) m.addCMacro("COLI_NO_THREADS", "1");
+        if (!s.file_io) m.addCMacro("COLI_NO_FILES", "1");
         if (target.result.os.tag == .windows) m.linkSystemLibrary("api-ms-win-core-synch-l1-2-0", .{}); // WaitOnAddress
         return m;
     }
@@ -276,6 +296,7 @@ fn addTools(b: *std.Build, query: std.Target.Query, static: *std.Build.Step.Comp
         lib = addStatic(b, target, settings);
     }
     for (tools) |tool| {
+        if (target.result.os.tag == .wasi and tool.more.len > 0) continue; // colibri-bench measures with threads and mappings
         const file = b.fmt("tools/{s}.c", .{tool.name});
         const exe = addProgram(b, target, lib, settings, tool.name, file);
         exe.root_module.addCSourceFile(.{ .file = b.path("tools/cli_common.c"), .flags = &c_flags });
@@ -290,6 +311,7 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
     const only_build = b.step("test-programs", "Build the C tests and the static library, to run them on another machine");
     only_build.dependOn(&b.addInstallArtifact(static, .{}).step);
     for (tests) |name| {
+        if (settings.only) |only| if (!std.mem.eql(u8, only, name)) continue;
         const file = b.fmt("tests/c/{s}.c", .{name});
         const exe = addProgram(b, target, static, settings, name, file);
         exe.root_module.addIncludePath(b.path("lib"));
@@ -310,6 +332,7 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
             b.step("golden", "Print new sums for tests/c/golden_sums.h").dependOn(&print.step);
         }
     }
+    if (target.result.os.tag != .linux) return;
     const init = addProgram(b, target, static, settings, "numa-init", "tests/target/numa/init.c");
     init.root_module.addIncludePath(b.path("lib"));
     const install = b.addInstallArtifact(init, .{ .dest_dir = .{ .override = .{ .custom = "tests" } } });

@@ -4,8 +4,24 @@
 
 #include "base/base.h"
 
+/* What a build does without: -Dthreads=false and -Dfile_io=false say so, and WebAssembly has neither threads nor mappings.
+ * Without pages memory comes from malloc, and a file's is a copy (os_bare.c). Only COLI_THREADS is for all files. */
+#if defined(__wasm__) && !defined(COLI_NO_THREADS)
+#define COLI_NO_THREADS 1
+#endif
+#if defined(__wasm__) || defined(COLI_NO_FILES)
+#define COLI_NO_PAGES 1
+#endif
+#if defined(COLI_NO_THREADS)
+#define COLI_THREADS 0
+#define COLI_THREAD_LOCAL /* one thread: what is its own is everyone's */
+#else
+#define COLI_THREADS 1
+#define COLI_THREAD_LOCAL _Thread_local
+#endif
+
 typedef struct coli_file_map {
-    const uint8_t *data; /* page-aligned, read-only */
+    const uint8_t *data; /* page-aligned (without pages: 64-byte aligned), read-only */
     uint64_t size;
 } coli_file_map_t;
 

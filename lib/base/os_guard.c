@@ -11,7 +11,6 @@
  * mapping goes, that handler is put back, so that the library may be unloaded. A host that installs a handler of its own in
  * between has displaced ours: mappings are guarded then only if its handler calls ours, no further ones are accepted, and the
  * library must stay loaded. */
-#if !defined(_WIN32)
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -21,6 +20,7 @@
 
 #include "base/os.h"
 
+#if !defined(_WIN32) && !defined(COLI_NO_PAGES) && COLI_THREADS
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -164,8 +164,6 @@ void coli_os_unguard(const void *data) {
 }
 
 #else
-#include "base/os.h"
-
 bool coli_os_guard(const void *data, uint64_t bytes, _Atomic uint32_t *lost) {
     (void)data, (void)bytes, (void)lost;
     return false;

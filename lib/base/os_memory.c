@@ -1,12 +1,12 @@
 /* os_memory.c: memory on Linux, macOS and other POSIX systems: getting it, large pages, keeping it there, and how much of it
  * there is; see os.h. Windows: os_windows.c. */
-#if !defined(_WIN32)
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
 
 #include "base/os.h"
 
+#if !defined(_WIN32) && !defined(COLI_NO_PAGES)
 #include <errno.h>
 #include <stdio.h>
 #include <sys/mman.h>

@@ -6,7 +6,7 @@
 
 #include "base/numa.h"
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(COLI_NO_PAGES)
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

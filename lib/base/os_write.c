@@ -7,6 +7,12 @@
 
 #define SUFFIX ".partly" /* of the name under which it is written */
 
+#if defined(COLI_NO_FILES)
+colibri_status_t coli_os_write_file(const char *path, const void *data, size_t bytes) {
+    (void)data, (void)bytes;
+    return coli_fail(COLIBRI_ERR_UNSUPPORTED, "'%.300s' cannot be written: this library was built without files", path);
+}
+#else
 #if defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
@@ -72,3 +78,4 @@ colibri_status_t coli_os_write_file(const char *path, const void *data, size_t b
     if (done) return COLIBRI_OK;
     return coli_fail(COLIBRI_ERR_IO, "cannot write '%.300s': %s (error %d)", path, coli_os_reason(error), error);
 }
+#endif

@@ -1,12 +1,14 @@
 /* status.c: the thread's latest failure, and the names of statuses. Bottom of every error path; see status.h. */
 #include "base/status.h"
 
+#include "base/os.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
 #define SENTENCE_BYTES 512 /* with the terminating zero: the header promises 511 */
 
-static _Thread_local struct {
+static COLI_THREAD_LOCAL struct {
     colibri_status_t status;
     char sentence[SENTENCE_BYTES];
 } last;

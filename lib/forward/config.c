@@ -112,6 +112,9 @@ static colibri_status_t resolve_residency(const colibri_config_t *c, const colib
         status = coli_fail(COLIBRI_ERR_UNSUPPORTED, "config.%s needs a model in a file, and this one is in memory: %s",
                            stream ? "residency STREAM" : "guard_mapping",
                            stream ? "use MAP, LOCK or HUGE" : "set 0, memory cannot be truncated");
+    if (!status && stream && !COLI_THREADS)
+        status = coli_fail(COLIBRI_ERR_UNSUPPORTED,
+                           "residency STREAM needs threads that read, and this library was built without threads");
     if (!status) status = resolve_cache(c, model, &o->residency);
     return status ? status : resolve_nodes(c, model->weights.params, o);
 }
@@ -152,6 +155,10 @@ static colibri_status_t resolve(const colibri_config_t *c, const colibri_model_t
                          "config.cpu_affinity cannot tie threads that are the host's (parallel_for): set NULL");
     o->parallel_for = c->parallel_for;
     o->parallel_for_user_data = c->parallel_for_user_data;
+    if (!COLI_THREADS && o->threads > 1 && !c->parallel_for)
+        return coli_fail(COLIBRI_ERR_THREAD,
+                         "config.num_threads is %u, but this library was built without threads: set 0 or 1, or a parallel_for",
+                         (unsigned)o->threads);
     if (o->threads == 0) o->threads = (uint32_t)COLI_MIN(coli_os_num_cores(), COLI_MAX_THREADS);
     o->top_k = c->top_k ? (uint32_t)c->top_k : p->top_k;
     o->chunk =
