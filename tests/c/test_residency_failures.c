@@ -353,12 +353,13 @@ static void without_threads(void) {
     CHECK_EQ(colibri_model_open(path, &c.model), COLIBRI_OK);
     c.model_path = NULL;
     held_t before = held();
-    if (!become_nobody(RLIMIT_NPROC, 0)) return;
-    for (c.num_threads = 1; c.num_threads <= 2; c.num_threads++) {
+    bool limited = become_nobody(RLIMIT_NPROC, 0);
+    for (c.num_threads = 1; c.num_threads <= 2 && limited; c.num_threads++) {
         CHECK(colibri_init(&c) == NULL);
         CHECK_EQ(colibri_last_status(), COLIBRI_ERR_THREAD);
     }
     check_held(before, 1024);
+    colibri_model_close(c.model);
 }
 
 /* The file cannot be opened again: reads go through the page cache. */
@@ -369,11 +370,13 @@ static void without_descriptors(void) {
     int next = dup(0);
     struct rlimit limit = {(rlim_t)next, (rlim_t)next};
     close(next);
-    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    colibri_t *s = start(&c);
-    CHECK_EQ(stats_of(s).direct_io, 0);
-    CHECK(runs_right(s, c.outputs, SLOTS, 7, right));
-    colibri_free(s);
+    if (setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        colibri_t *s = start(&c);
+        CHECK_EQ(stats_of(s).direct_io, 0);
+        CHECK(runs_right(s, c.outputs, SLOTS, 7, right));
+        colibri_free(s);
+    } else SKIPPED("this process may not limit its descriptors"); /* valgrind has some of its own */
+    colibri_model_close(c.model);
 }
 
 /* ---- forks ---- */
