@@ -1,4 +1,4 @@
-"""tools/soak.py, 5,000 calls each: memory stays flat, no descriptor and no thread is left behind, in every residency."""
+"""tools/soak.py, 5,000 calls each: memory stays flat, nothing is left behind, in every residency."""
 
 from __future__ import annotations
 
