@@ -231,7 +231,7 @@ def belongings() -> tuple[int, int, int]:
 
 
 PLUGIN_HOST = """
-import ctypes, sys
+import ctypes, sys, _ctypes
 from pathlib import Path
 from test_hosts import belongings, use
 
