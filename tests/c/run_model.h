@@ -31,7 +31,7 @@ enum {
     STREAM = COLIBRI_RESIDENCY_STREAM
 };
 
-/* Four layers, the first one dense, 36 experts, 3 a token: look-ahead reads from 12 slots on. */
+/* Four layers, the first one dense, 36 experts, 3 a token. */
 static inline make_spec_t rich_spec(uint32_t dtype) {
     make_spec_t spec = MAKE_SPEC_TINY;
     spec.dtype = dtype;
