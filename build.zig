@@ -6,6 +6,7 @@
 //!     zig build test-programs              only build them, into PREFIX/tests, to run them on another machine
 //!     zig build numa-init                  tests/target/numa/init.c into PREFIX/tests: what a machine with several nodes boots into
 //!     zig build golden                     print what tests/c/test_golden.c compares with
+//!     zig build dist                       archives for all targets and their SHA-256 sums, into PREFIX/dist (-Dpython=NAME)
 //!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
 //!     -Doptimize=Debug                     default: ReleaseFast
 //!     -Dthreads=false                      without threads: num_threads is 1, or a host's parallel_for runs the work
@@ -155,6 +156,8 @@ pub fn build(b: *std.Build) void {
     b.installFile("include/colibri.hpp", "include/colibri.hpp");
     b.installFile("include/colibri_format.h", "include/colibri_format.h");
     addPkgConfig(b, target);
+    addCMake(b, target);
+    addDist(b);
     if (settings.file_io) addTools(b, query, static, settings);
     addTests(b, target, static, settings);
 }
@@ -247,7 +250,7 @@ fn addStatic(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings
 
 fn addShared(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings) void {
     const m = libraryModule(b, target, settings);
-    m.addCMacro("COLIBRI_SHARED", "1");
+    if (target.result.os.tag == .windows) m.addCMacro("COLIBRI_SHARED", "1"); // elsewhere the static library's objects serve
     const lib = b.addLibrary(.{ .name = "colibri", .linkage = .dynamic, .version = version, .root_module = m });
     lib.link_function_sections = true;
     lib.link_data_sections = true;
@@ -259,7 +262,12 @@ fn addShared(b: *std.Build, target: std.Build.ResolvedTarget, settings: Settings
 
 /// lib/pkgconfig/colibri.pc. The prefix is relative to the file itself, so the tree can be moved.
 fn addPkgConfig(b: *std.Build, target: std.Build.ResolvedTarget) void {
-    const private_libs = if (target.result.os.tag == .linux) "-lpthread" else "";
+    const private_libs = switch (target.result.os.tag) {
+        .linux => "-lpthread",
+        .windows => "-lsynchronization",
+        .wasi => "-lwasi-emulated-getpid",
+        else => "",
+    };
     const text = b.fmt(
         \\prefix=${{pcfiledir}}/../..
         \\includedir=${{prefix}}/include
@@ -275,6 +283,94 @@ fn addPkgConfig(b: *std.Build, target: std.Build.ResolvedTarget) void {
     , .{ version.major, version.minor, version.patch, private_libs });
     const file = b.addWriteFiles().add("colibri.pc", text);
     b.getInstallStep().dependOn(&b.addInstallFile(file, "lib/pkgconfig/colibri.pc").step);
+}
+
+/// lib/cmake/Colibri: what CMake's find_package(Colibri) reads. Like colibri.pc, relative to itself.
+fn addCMake(b: *std.Build, target: std.Build.ResolvedTarget) void {
+    const os = target.result.os.tag;
+    const static_file = if (os == .windows) "lib/colibri_static.lib" else "lib/libcolibri.a";
+    const static_needs = switch (os) {
+        .linux => "pthread",
+        .windows => "synchronization",
+        .wasi => "wasi-emulated-getpid",
+        else => "",
+    };
+    const shared_properties = switch (os) {
+        .windows =>
+        \\    IMPORTED_LOCATION "${COLIBRI_PREFIX}/bin/colibri.dll"
+        \\    IMPORTED_IMPLIB "${COLIBRI_PREFIX}/lib/colibri.lib"
+        \\    INTERFACE_COMPILE_DEFINITIONS COLIBRI_SHARED
+        ,
+        .macos =>
+        \\    IMPORTED_LOCATION "${COLIBRI_PREFIX}/lib/libcolibri.dylib"
+        ,
+        else =>
+        \\    IMPORTED_LOCATION "${COLIBRI_PREFIX}/lib/libcolibri.so"
+        \\    IMPORTED_SONAME "libcolibri.so.0"
+        ,
+    };
+    const shared = b.fmt(
+        \\add_library(Colibri::colibri SHARED IMPORTED)
+        \\set_target_properties(Colibri::colibri PROPERTIES
+        \\    INTERFACE_INCLUDE_DIRECTORIES "${{COLIBRI_PREFIX}}/include"
+        \\{s})
+        \\
+    , .{shared_properties});
+    const config = b.fmt(
+        \\# Colibri::colibri is the shared library, Colibri::colibri_static the static one. The folder may be moved as a whole.
+        \\if(TARGET Colibri::colibri_static)
+        \\    return()
+        \\endif()
+        \\get_filename_component(COLIBRI_PREFIX "${{CMAKE_CURRENT_LIST_DIR}}/../../.." ABSOLUTE)
+        \\add_library(Colibri::colibri_static STATIC IMPORTED)
+        \\set_target_properties(Colibri::colibri_static PROPERTIES
+        \\    INTERFACE_INCLUDE_DIRECTORIES "${{COLIBRI_PREFIX}}/include"
+        \\    IMPORTED_LINK_INTERFACE_LANGUAGES C
+        \\    INTERFACE_LINK_LIBRARIES "{s}"
+        \\    IMPORTED_LOCATION "${{COLIBRI_PREFIX}}/{s}")
+        \\{s}unset(COLIBRI_PREFIX)
+        \\
+    , .{ static_needs, static_file, if (os == .wasi) "" else shared });
+    const files = b.addWriteFiles();
+    const folder = "lib/cmake/Colibri/";
+    const config_file = files.add("ColibriConfig.cmake", config);
+    b.getInstallStep().dependOn(&b.addInstallFile(config_file, folder ++ "ColibriConfig.cmake").step);
+    const version_file = files.add("ColibriConfigVersion.cmake", cmakeVersion(b, target));
+    b.getInstallStep().dependOn(&b.addInstallFile(version_file, folder ++ "ColibriConfigVersion.cmake").step);
+}
+
+/// Compatible is what has the same major and minor version (before 1.0 each minor one may change the API) and size of pointers.
+fn cmakeVersion(b: *std.Build, target: std.Build.ResolvedTarget) []const u8 {
+    return b.fmt(
+        \\set(PACKAGE_VERSION "{d}.{d}.{d}")
+        \\set(PACKAGE_VERSION_COMPATIBLE FALSE)
+        \\if(PACKAGE_FIND_VERSION_MAJOR EQUAL {d} AND NOT PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)
+        \\    if(PACKAGE_FIND_VERSION_COUNT EQUAL 1 OR PACKAGE_FIND_VERSION_MINOR EQUAL {d})
+        \\        set(PACKAGE_VERSION_COMPATIBLE TRUE)
+        \\    endif()
+        \\endif()
+        \\if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+        \\    set(PACKAGE_VERSION_EXACT TRUE)
+        \\endif()
+        \\if(CMAKE_SIZEOF_VOID_P AND NOT CMAKE_SIZEOF_VOID_P EQUAL {d})
+        \\    set(PACKAGE_VERSION "${{PACKAGE_VERSION}} (for another kind of processor)")
+        \\    set(PACKAGE_VERSION_UNSUITABLE TRUE)
+        \\endif()
+        \\
+    , .{ version.major, version.minor, version.patch, version.major, version.minor, target.result.ptrBitWidth() / 8 });
+}
+
+/// Archives for other machines: tools/make_dist.py calls `zig build` once for each of its targets.
+fn addDist(b: *std.Build) void {
+    const on_windows = @import("builtin").os.tag == .windows;
+    const python = b.option([]const u8, "python", "The Python that `zig build dist` runs") orelse
+        if (on_windows) "python" else "python3";
+    const run = b.addSystemCommand(&.{ python, "tools/make_dist.py", "--zig", b.graph.zig_exe });
+    run.addArg(b.getInstallPath(.prefix, "dist"));
+    run.setCwd(b.path("."));
+    run.has_side_effects = true;
+    run.stdio = .inherit;
+    b.step("dist", "Archives for all targets, into PREFIX/dist").dependOn(&run.step);
 }
 
 /// On Linux the tools are static musl executables whatever C library the target has: they run where nothing is installed.

@@ -6,13 +6,12 @@ import importlib.util
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from binaries import read_elf
 from colibri import _lib
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,62 +19,8 @@ LINUX = sys.platform == "linux"
 SYSTEM_LIBRARIES = re.compile(r"(libc|libm|libpthread|ld-linux[\w.-]*|libc\.musl-\w+)\.so(\.\d+)?")
 
 
-@dataclass
-class Elf:
-    """The parts of a 64-bit little-endian ELF file that say what it offers and what it needs."""
-
-    interpreter: bool = False
-    soname: str = ""
-    needed: list[str] = field(default_factory=list)
-    exported: list[str] = field(default_factory=list)
-    undefined: list[str] = field(default_factory=list)
-    versions: list[str] = field(default_factory=list)
-    sections: list[str] = field(default_factory=list)
-
-
-def text_at(table: bytes, offset: int) -> str:
-    return table[offset : table.index(b"\0", offset)].decode()
-
-
-def read_elf(path: Path) -> Elf:
-    data = path.read_bytes()
-    assert data[:6] == b"\x7fELF\x02\x01", f"{path} is not a 64-bit little-endian ELF file"
-    program_at, section_at = struct.unpack_from("<QQ", data, 32)
-    program_size, programs, section_size, sections, names_index = struct.unpack_from("<HHHHH", data, 54)
-    elf = Elf()
-    kinds = [struct.unpack_from("<I", data, program_at + i * program_size)[0] for i in range(programs)]
-    elf.interpreter = 3 in kinds  # PT_INTERP: a dynamic executable
-    table = {}
-    headers = [struct.unpack_from("<IIQQQQIIQQ", data, section_at + i * section_size) for i in range(sections)]
-    names = data[headers[names_index][4] :]
-    for header in headers:
-        table[text_at(names, header[0])] = data[header[4] : header[4] + header[5]]
-    elf.sections = list(table)
-    strings = table.get(".dynstr", b"\0")
-    for tag, value in struct.iter_unpack("<qQ", table.get(".dynamic", b"")):
-        if tag == 1:
-            elf.needed.append(text_at(strings, value))
-        elif tag == 14:
-            elf.soname = text_at(strings, value)
-    for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", table.get(".dynsym", b"")):
-        if name and info >> 4 in (1, 2):  # global or weak
-            (elf.exported if section else elf.undefined).append(text_at(strings, name))
-    needs, position = table.get(".gnu.version_r", b""), 0
-    while needs:
-        _, count, _, auxiliary, following = struct.unpack_from("<HHIII", needs, position)
-        where = position + auxiliary
-        for _ in range(count):
-            _, _, _, name, next_auxiliary = struct.unpack_from("<IHHII", needs, where)
-            elf.versions.append(text_at(strings, name))
-            where += next_auxiliary
-        if not following:
-            break
-        position += following
-    return elf
-
-
 def check_shared_library(path: Path) -> None:
-    elf = read_elf(path)
+    elf = read_elf(path.read_bytes())
     assert elf.soname == "libcolibri.so.0"
     assert "colibri_init" in elf.exported and len(elf.exported) > 30
     assert [name for name in elf.exported if not name.startswith("colibri_")] == []
@@ -136,7 +81,7 @@ def test_installed_shared_library(prefix: Path) -> None:
 @pytest.mark.parametrize("tool", ["colibri-infer", "colibri-bench"])
 def test_tools_are_small_and_static(prefix: Path, tool: str) -> None:
     path = prefix / "bin" / tool
-    elf = read_elf(path)
+    elf = read_elf(path.read_bytes())
     assert not elf.interpreter and elf.needed == [], f"{tool} is not static"
     assert path.stat().st_size < 1_000_000
     shown = subprocess.run([str(path), "--help"], capture_output=True, text=True, env={}, check=False)
