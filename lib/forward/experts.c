@@ -378,7 +378,9 @@ static colibri_status_t run_routed(colibri_t *s, uint32_t index, uint32_t n, con
         run_set(&set);
         set.first += set.n_mlps;
     }
-    return coli_residency_end(&s->residency);
+    colibri_status_t status = coli_residency_end(&s->residency);
+    for (uint32_t i = 0; status && i < plan->n_active; i++) s->counters.expert_compute_ns[plan->active[i]] = 0; /* in vain */
+    return status;
 }
 
 /* The layer's MLPs over the chunk's n tokens in b.normed: into b.expert_out and b.projected, for sum_experts. */

@@ -66,7 +66,7 @@ typedef struct coli_residency {
         uint32_t failed_key;
         int32_t error;
     } now;
-    uint32_t *expected;            /* [top_k] look-ahead's experts for layer expected_layer */
+    uint32_t *expected;            /* [num_experts] the first n_expected: look-ahead's experts for layer expected_layer */
     uint32_t n_expected, expected_layer;
     bool expected_single;
 } coli_residency_t;
