@@ -1,5 +1,8 @@
 /* reader.c: threads that read pieces of a file while others compute; see reader.h.
  *
+ * Threads with blocking reads, not io_uring: for pieces of 0.4 to 13 MB both read what the disk gives (1.3 to 1.9 GB/s, at any
+ * depth), and io_uring saves 1 to 3 % of one core. Threads work everywhere, also where containers forbid the other.
+ *
  * Two lists of reads, linked through the reads themselves, wait behind one lock; a thread takes the first urgent one, or else
  * the first of the others. Every move out of WAITING is made under the lock, so whoever holds it and sees WAITING may take the
  * read back or move it. RUNNING to DONE or FAILED is the running thread's alone, and the last time it touches the read: the

