@@ -54,9 +54,9 @@ static colibri_status_t examine(int descriptor, const char *path, coli_file_t *f
     struct stat about;
     if (fstat(descriptor, &about) != 0)
         return coli_fail(COLIBRI_ERR_IO, "cannot examine '%.300s': %s (errno %d)", path, coli_os_reason(errno), errno);
-    if (S_ISDIR(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory; expected a .colibri file", path);
+    if (S_ISDIR(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is a directory, not a file", path);
     if (!S_ISREG(about.st_mode)) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is not a regular file", path);
-    if (about.st_size <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty; expected a .colibri file", path);
+    if (about.st_size <= 0) return coli_fail(COLIBRI_ERR_FORMAT, "'%.300s' is empty", path);
     *file = (coli_file_t){descriptor, (uint64_t)about.st_size, 1};
     return COLIBRI_OK;
 }
