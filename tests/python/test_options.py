@@ -108,7 +108,7 @@ def test_profile(tiny_model: Path, textless_model: Path, tmp_path: Path) -> None
     with pytest.raises(colibri.InvalidArgumentError, match="another model"):
         session(textless_model, expert_profile=path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(colibri.ColibriError, match="not whole"):
+    with pytest.raises(colibri.ColibriError, match="cut short"):
         session(tiny_model, expert_profile=path)
 
 
