@@ -6,6 +6,7 @@
 //!     zig build test-programs              only build them, into PREFIX/tests, to run them on another machine
 //!     zig build numa-init                  tests/target/numa/init.c into PREFIX/tests: what a machine with several nodes boots into
 //!     zig build golden                     print what tests/c/test_golden.c compares with
+//!     zig build web                        colibri.wasm for browsers, into PREFIX/web (whatever -Dtarget says)
 //!     zig build dist                       archives for all targets and their SHA-256 sums, into PREFIX/dist (-Dpython=NAME)
 //!     -Dtarget=aarch64-linux-gnu.2.17      default: this machine, baseline CPU (faster kernels are chosen at run time)
 //!     -Doptimize=Debug                     default: ReleaseFast
@@ -158,6 +159,7 @@ pub fn build(b: *std.Build) void {
     addPkgConfig(b, target);
     addCMake(b, target);
     addDist(b);
+    addWeb(b, settings);
     if (settings.file_io) addTools(b, query, static, settings);
     addTests(b, target, static, settings);
 }
@@ -371,6 +373,23 @@ fn addDist(b: *std.Build) void {
     run.has_side_effects = true;
     run.stdio = .inherit;
     b.step("dist", "Archives for all targets, into PREFIX/dist").dependOn(&run.step);
+}
+
+/// colibri.wasm: no threads, no files, and the exports of tools/colibri-web.c alone.
+fn addWeb(b: *std.Build, asked: Settings) void {
+    var settings = asked;
+    settings.threads = false;
+    settings.file_io = false;
+    settings.ubsan = false;
+    settings.tsan = false;
+    var query: std.Target.Query = .{ .cpu_arch = .wasm32, .os_tag = .wasi };
+    query.cpu_features_add.addFeature(@intFromEnum(std.Target.wasm.Feature.simd128));
+    const target = b.resolveTargetQuery(query);
+    const exe = addProgram(b, target, addStatic(b, target, settings), settings, "colibri", "tools/colibri-web.c");
+    exe.wasi_exec_model = .reactor;
+    exe.entry = .disabled;
+    const install = b.addInstallArtifact(exe, .{ .dest_dir = .{ .override = .{ .custom = "web" } } });
+    b.step("web", "Build colibri.wasm, the library for browsers").dependOn(&install.step);
 }
 
 /// On Linux the tools are static musl executables whatever C library the target has: they run where nothing is installed.

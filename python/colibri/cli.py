@@ -1,4 +1,4 @@
-"""The command line: ``colibri convert | run | chat | tokenize | inspect | verify | bench | heatmap``.
+"""The command line: ``colibri convert | run | chat | tokenize | inspect | verify | bench | heatmap | web``.
 
 Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed (one line "colibri: error: …"), 2 wrong
 usage, 130 interrupted, 143 terminated.
@@ -570,6 +570,24 @@ def heatmap(
             stats = session.stats()
         name = os.path.basename(model.path)
     write_whole(output, draw(stats, name, picture))
+
+
+@cli.command()
+@_model_option
+@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="0: any that is free.")
+def web(model_path: str | None, port: int) -> None:
+    """Serve a page in which the browser runs the model, to this machine alone, until interrupted. It writes a story,
+    and shows its speed and which experts are at work.
+    """
+    from .webserver import Server
+
+    with _open(model_path) as model:
+        path = model.path
+        if not model.config["has_tokenizer"]:
+            raise colibri.NoTokenizerError(f"{path} holds no tokenizer; the page needs text")
+    with Server(path, port) as server:
+        _write(f"{server.address} (Ctrl-C ends it)\n")
+        server.serve_forever()
 
 
 def _read_text(path: str) -> str:
