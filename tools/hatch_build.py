@@ -1,4 +1,5 @@
-"""Build hook of the Python package: compile the shared library with zig and put it beside the package's modules.
+"""Build hook of the Python package: compile the shared library with zig and put it beside the package's modules, and
+colibri.wasm beside the page of `colibri web`.
 
 Environment:
     COLIBRI_TARGET  a zig target to build the wheel for, one of TARGETS; default: this machine
@@ -27,6 +28,8 @@ class Target(NamedTuple):
     name: str  # the library's name inside the package
 
 
+WASM = "web/colibri.wasm"  # below zig's prefix, and in the package
+
 TARGETS = {
     "x86_64-linux-gnu.2.17": Target("manylinux_2_17_x86_64", "lib/libcolibri.so", "libcolibri.so"),
     "aarch64-linux-gnu.2.17": Target("manylinux_2_17_aarch64", "lib/libcolibri.so", "libcolibri.so"),
@@ -52,8 +55,8 @@ def host_target() -> str:
 
 
 def build_library(root: Path, target: str, prefix: Path, cache: Path) -> None:
-    """Run `zig build so`; on failure raise RuntimeError with what zig said."""
-    command = [sys.executable, "-m", "ziglang", "build", "so", f"-Dtarget={target}"]
+    """Run `zig build so web`; on failure raise RuntimeError with what zig said."""
+    command = [sys.executable, "-m", "ziglang", "build", "so", "web", f"-Dtarget={target}"]
     command += [f"-Dcpu={os.environ.get('COLIBRI_CPU') or 'baseline'}", "-Doptimize=ReleaseFast"]
     command += ["--prefix", str(prefix), "--cache-dir", str(cache)]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
@@ -87,8 +90,10 @@ class ColibriBuildHook(BuildHookInterface):
         build_library(root, name, work, cache)
         if version == "editable":  # the package is used where it lies
             self.replace(work / target.built, root / "python" / "colibri" / target.name)
+            self.replace(work / WASM, root / "python" / "colibri" / WASM)
         else:
             build_data["force_include"][str(work / target.built)] = f"colibri/{target.name}"
+            build_data["force_include"][str(work / WASM)] = f"colibri/{WASM}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{target.platform_tag}"  # py3-none: ctypes needs no Python ABI
 
