@@ -17,6 +17,8 @@ from pathlib import Path
 import colibri
 import pytest
 
+pytestmark = pytest.mark.emulated
+
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT, TOKENS = "Once upon a time", 32
 
