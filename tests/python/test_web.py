@@ -142,7 +142,11 @@ def test_command(wasm: Path) -> None:
     """Says where it is, serves, ends by Ctrl-C; a second one on its port fails with a line."""
     command = [sys.executable, "-c", COMMAND, str(wasm)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "0"], **streams) as process:
+    # A job in the background may have been told to ignore SIGINT, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen([*command, "0"], **streams)
+    signal.signal(signal.SIGINT, before)
+    with process:
         try:
             line = process.stdout.readline()
             found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends it\)\n", line)
