@@ -1,8 +1,10 @@
-"""Fixtures: a tiny random model with a tokenizer and a chat template, converted once per test run."""
+"""Fixtures: a tiny random model with a tokenizer and a chat template, converted once per test run; Ctrl-C."""
 
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,11 @@ def textless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "textless.colibri"
     colibri.convert(write_checkpoint(folder / "checkpoint", tokenizer=False), path, dtype="f32")
     return path
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A job in the background may have been told to ignore SIGINT, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,14 +241,6 @@ def test_streams_and_closed_pipe(endless: list[str]) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 1
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A job in the background may have been told to ignore SIGINT, and so would its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @posix

@@ -138,15 +138,11 @@ cli.main(["web", "--port", sys.argv[2]])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_command(wasm: Path) -> None:
+def test_command(wasm: Path, interruptible: None) -> None:
     """Says where it is, serves, ends by Ctrl-C; a second one on its port fails with a line."""
     command = [sys.executable, "-c", COMMAND, str(wasm)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A job in the background may have been told to ignore SIGINT, and so would its children.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen([*command, "0"], **streams)
-    signal.signal(signal.SIGINT, before)
-    with process:
+    with subprocess.Popen([*command, "0"], **streams) as process:
         try:
             line = process.stdout.readline()
             found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends it\)\n", line)
