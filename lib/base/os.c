@@ -36,6 +36,10 @@
 /* Instead of strerror, whose text depends on the locale and whose buffer is shared between threads. */
 const char *coli_os_reason(int error) {
     switch (error) {
+        case ENOENT: return "there is no such file or folder";
+        case EISDIR: return "it is a directory";
+        case ENOSPC: return "no space is left there";
+        case EROFS: return "the file system is read-only";
         case EACCES: return "permission denied";
         case EPERM: return "operation not permitted";
         case EMFILE: return "this process has too many open files";

@@ -153,9 +153,9 @@ static void log_residency(const colibri_config_t *c, const colibri_t *s) {
         say(c, COLIBRI_LOG_WARNING, "residency HUGE: the system gave no huge pages: %.1f MB of weights on ordinary ones",
             copied);
     else if (r->mode == COLIBRI_RESIDENCY_HUGE)
-        say(c, COLIBRI_LOG_INFO, "residency HUGE: %.1f of %.1f MB of weights on %s pages of %u MB", (double)r->huge_bytes / 1e6,
-            copied, r->in_pool ? "reserved" : "transparent",
-            (unsigned)((r->in_pool ? r->options.page : COLI_HUGE_PAGE) >> 20));
+        say(c, r->in_pool || r->options.page == COLI_HUGE_PAGE ? COLIBRI_LOG_INFO : COLIBRI_LOG_WARNING,
+            "residency HUGE: %.1f of %.1f MB of weights on %s pages of %u MB", (double)r->huge_bytes / 1e6, copied,
+            r->in_pool ? "reserved" : "transparent", (unsigned)((r->in_pool ? r->options.page : COLI_HUGE_PAGE) >> 20));
     if (r->mode == COLIBRI_RESIDENCY_STREAM)
         say(c, COLIBRI_LOG_INFO,
             "residency STREAM: %.1f MB of weights and %u experts of %.1f MB in memory, reads %s the page cache",
