@@ -496,7 +496,8 @@ COLIBRI_API void colibri_stats_reset(colibri_t *ctx);
  * COLIBRI_ERR_BUFFER_TOO_SMALL; text may be NULL if capacity is 0). [no alloc] */
 COLIBRI_API colibri_status_t colibri_metrics(const colibri_t *ctx, char *text, size_t capacity, size_t *bytes);
 /* Write how often each expert was used (decayed counts) to a small file, for config.expert_profile of later sessions on the same
- * model. In any residency. Written beside the target and renamed: on failure the old file stays. Temporary memory: malloc. */
+ * model. In any residency. Written beside the target and renamed: on failure the old file stays (a link, device or pipe is
+ * written to as it is). Temporary memory: malloc. */
 COLIBRI_API colibri_status_t colibri_save_profile(const colibri_t *ctx, const char *path);
 
 /* ---- Writing files: what converters need from C -------------------------------------------------------------------------- */

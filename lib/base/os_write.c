@@ -1,11 +1,12 @@
 /* os_write.c: write a whole small file so that it is there entirely or not at all; see os.h. */
 #include "base/os.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/status.h"
 
-#define SUFFIX ".partly" /* of the name under which it is written */
+#define SUFFIX_BYTES 48 /* of the name under which it is written, at most */
 
 #if defined(COLI_NO_FILES)
 colibri_status_t coli_os_write_file(const char *path, const void *data, size_t bytes) {
@@ -23,7 +24,7 @@ static bool write_and_rename(const char *temporary, const char *path, const void
     WCHAR from[MAX_PATH_UNITS], to[MAX_PATH_UNITS];
     bool done = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, temporary, -1, from, MAX_PATH_UNITS) &&
                 MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, to, MAX_PATH_UNITS);
-    HANDLE file = done ? CreateFileW(from, GENERIC_WRITE, 0, NULL, CREATE_ALWAYS, FILE_ATTRIBUTE_NORMAL, NULL)
+    HANDLE file = done ? CreateFileW(from, GENERIC_WRITE, 0, NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL)
                        : INVALID_HANDLE_VALUE;
     DWORD written = 0;
     done = file != INVALID_HANDLE_VALUE && WriteFile(file, data, (DWORD)bytes, &written, NULL) && written == bytes &&
@@ -39,7 +40,7 @@ static bool write_and_rename(const char *temporary, const char *path, const void
 #else
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static bool write_all(int descriptor, const uint8_t *data, size_t bytes) {
@@ -53,12 +54,21 @@ static bool write_all(int descriptor, const uint8_t *data, size_t bytes) {
     return fsync(descriptor) == 0 || errno == EINVAL; /* a file system without it */
 }
 
+/* A link, a device, a pipe: it stays what it is, and is written to. */
+static bool is_special(const char *path) {
+    struct stat about;
+    return lstat(path, &about) == 0 && !S_ISREG(about.st_mode);
+}
+
 static bool write_and_rename(const char *temporary, const char *path, const void *data, size_t bytes, int *error) {
-    int descriptor = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool special = is_special(path);
+    int flags = O_WRONLY | O_CLOEXEC | (special ? O_TRUNC : O_CREAT | O_EXCL);
+    int descriptor = open(special ? path : temporary, flags, 0666);
     bool done = descriptor >= 0 && write_all(descriptor, data, bytes);
     if (!done) *error = errno;
     if (descriptor < 0) return false;
     if (close(descriptor) != 0 && done) *error = errno, done = false;
+    if (special) return done;
     if (done && rename(temporary, path) == 0) return true;
     if (done) *error = errno;
     unlink(temporary);
@@ -68,10 +78,12 @@ static bool write_and_rename(const char *temporary, const char *path, const void
 
 colibri_status_t coli_os_write_file(const char *path, const void *data, size_t bytes) {
     size_t length = strlen(path);
-    char *temporary = malloc(length + sizeof SUFFIX);
+    char *temporary = malloc(length + SUFFIX_BYTES);
     if (!temporary) return coli_fail(COLIBRI_ERR_OUT_OF_MEMORY, "no memory for the name of '%.300s'", path);
     memcpy(temporary, path, length);
-    memcpy(temporary + length, SUFFIX, sizeof SUFFIX);
+    /* A name of its own for every writer; should there be such a file nevertheless, it stays and this is an error. */
+    snprintf(temporary + length, SUFFIX_BYTES, ".%llx-%llx.partly", (unsigned long long)coli_os_now_ns(),
+             (unsigned long long)(uintptr_t)temporary);
     int error = 0;
     bool done = write_and_rename(temporary, path, data, bytes, &error);
     free(temporary);

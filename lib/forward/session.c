@@ -142,8 +142,8 @@ static void log_residency(const colibri_config_t *c, const colibri_t *s) {
     double copied = (double)r->copy_bytes / 1e6;
     if (r->lock_refused)
         say(c, COLIBRI_LOG_WARNING,
-            "residency LOCK: the system refuses to lock the model's %.1f MB (raise RLIMIT_MEMLOCK, \"ulimit -l\"): using MAP",
-            (double)s->model->map.size / 1e6);
+            "residency LOCK: the system refuses to lock the model's %.1f MB (%s): using MAP", (double)s->model->map.size / 1e6,
+            r->short_of_memory ? "it has not that much memory" : "raise RLIMIT_MEMLOCK, \"ulimit -l\"");
     if (r->short_of_memory)
         say(c, COLIBRI_LOG_WARNING,
             "the model's %.1f MB are more than the memory this process may use: experts will come from disk (residency STREAM "

@@ -150,8 +150,9 @@ static bool place_on_nodes(coli_residency_t *r) {
 static void start_mapped(coli_residency_t *r, void *own_memory, uint64_t own_bytes) {
     const coli_file_map_t *map = &r->model->map;
     r->weights = &r->model->weights;
-    if (r->mode == COLIBRI_RESIDENCY_LOCK) {
-        bool locked = !own_memory || coli_os_lock(own_memory, own_bytes);
+    r->short_of_memory = r->model->file.handle >= 0 && map->size + own_bytes > coli_os_memory_limit();
+    if (r->mode == COLIBRI_RESIDENCY_LOCK) { /* of more than there is the system would not refuse, but kill */
+        bool locked = !r->short_of_memory && (!own_memory || coli_os_lock(own_memory, own_bytes));
         if (locked && coli_os_lock(map->data, map->size)) {
             atomic_store(&r->model->memory_locked, r->model->file.handle < 0);
             return;
@@ -160,9 +161,7 @@ static void start_mapped(coli_residency_t *r, void *own_memory, uint64_t own_byt
         r->lock_refused = true;
         r->mode = COLIBRI_RESIDENCY_MAP;
     }
-    if (r->model->file.handle < 0) return;
-    r->short_of_memory = map->size + own_bytes > coli_os_memory_limit();
-    if (!r->short_of_memory) coli_os_will_need(map->data, map->size);
+    if (r->model->file.handle >= 0 && !r->short_of_memory) coli_os_will_need(map->data, map->size);
 }
 
 static void touch_pages(void *argument, uint32_t begin, uint32_t end, uint32_t thread) {

@@ -61,6 +61,7 @@ typedef struct coli_residency {
     _Atomic uint64_t wait_ns;
     struct {                       /* the layer being computed */
         uint32_t layer, n, issued, released; /* of `active`: experts asked for, experts done with */
+        uint32_t present, present_ahead;     /* those that were there at the beginning, by look-ahead alone */
         const uint32_t *active;
         bool failed;               /* an expert could not be read: */
         uint32_t failed_key;

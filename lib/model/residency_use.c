@@ -141,23 +141,29 @@ static coli_cached_t *present(coli_residency_t *r, uint32_t layer, uint32_t expe
 /* Those that are here, or on their way, to the front and held. */
 static void hold_present(coli_residency_t *r, uint32_t *active, uint32_t n) {
     uint32_t found = 0;
+    r->now.present_ahead = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t e = active[i];
         coli_cached_t *slot = present(r, r->now.layer, e);
-        colibri_expert_stats_t *row = &r->rows[r->now.layer * num_experts(r) + e];
-        if (!slot) {
-            row->misses++;
-            r->totals->cache_misses++;
-            continue;
-        }
-        row->hits++;
-        r->totals->cache_hits++;
-        r->totals->cache_hits_ahead += slot->ahead; /* the first time it is of use */
+        if (!slot) continue;
+        r->now.present_ahead += slot->ahead; /* the first time it is of use */
         coli_cache_hold(&r->cache, slot);
         active[i] = active[found];
         active[found++] = e;
     }
-    r->now.issued = found;
+    r->now.issued = r->now.present = found;
+}
+
+/* The layer succeeded: what it found, and what it waited for. */
+static void count_found(coli_residency_t *r) {
+    for (uint32_t i = 0; i < r->now.n; i++) {
+        colibri_expert_stats_t *row = &r->rows[r->now.layer * num_experts(r) + r->now.active[i]];
+        row->hits += i < r->now.present;
+        row->misses += i >= r->now.present;
+    }
+    r->totals->cache_hits += r->now.present;
+    r->totals->cache_misses += r->now.n - r->now.present;
+    r->totals->cache_hits_ahead += r->now.present_ahead;
 }
 
 void coli_residency_begin(coli_residency_t *r, uint32_t layer, uint32_t *active, uint32_t n, const uint32_t *begin,
@@ -252,6 +258,7 @@ colibri_status_t coli_residency_end(coli_residency_t *r) {
         coli_cache_wait(&r->cache, find(r, r->now.layer, r->now.active[i]));
     release(r, r->now.issued);
     r->totals->read_wait_ns += atomic_exchange(&r->wait_ns, 0);
+    if (!r->now.failed) count_found(r);
     return result(r);
 }
 

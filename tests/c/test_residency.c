@@ -1,8 +1,11 @@
 /* test_residency.c: the same bits wherever the weights live, for hosts' layers too; workspaces of exactly the size that was
  * told; sessions of different residency on one model at once; cancelling; statistics; profiles. What happens to files and
  * processes that fail: test_residency_failures.c. */
+#include <signal.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "run_model.h"
 
@@ -405,20 +408,26 @@ static void check_warm(size_t w, float *right) {
 }
 
 static void test_unwritable(const colibri_t *s) {
-    char partly[100];
     uint8_t before[1024], after[1024];
-    snprintf(partly, sizeof partly, "%s.partly", profile);
+    struct rlimit limit, none;
     size_t size = read_profile(before, sizeof before);
-    CHECK_EQ(mkdir(partly, 0777), 0); /* cannot be begun */
+    CHECK(size > 16 && getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    none = (struct rlimit){16, limit.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &none), 0); /* cannot be ended */
     CHECK_EQ(colibri_save_profile(s, profile), COLIBRI_ERR_IO);
-    CHECK_EQ(rmdir(partly), 0);
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
     CHECK(read_profile(after, sizeof after) == size && memcmp(before, after, size) == 0);
     remove(profile);
     CHECK_EQ(mkdir(profile, 0777), 0); /* cannot be replaced */
     CHECK_EQ(colibri_save_profile(s, profile), COLIBRI_ERR_IO);
     CHECK(strstr(colibri_last_error(), profile) != NULL);
-    CHECK_EQ(access(partly, F_OK), -1);
     CHECK_EQ(rmdir(profile), 0);
+    CHECK_EQ(symlink("/dev/null", profile), 0); /* stays a link, and what it leads to a device */
+    CHECK_EQ(colibri_save_profile(s, profile), COLIBRI_OK);
+    struct stat about;
+    CHECK(lstat(profile, &about) == 0 && S_ISLNK(about.st_mode) && stat(profile, &about) == 0 && S_ISCHR(about.st_mode));
+    remove(profile);
     CHECK_EQ(colibri_save_profile(s, "no/such/folder/profile"), COLIBRI_ERR_IO);
     CHECK_EQ(colibri_save_profile(s, NULL), COLIBRI_ERR_INVALID_ARGUMENT);
 }
