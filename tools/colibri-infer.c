@@ -317,8 +317,9 @@ static int report(const run_t *run) {
     const cli_args_t *args = run->args;
     report_speed(run);
     int status = args->verbose ? report_verbose(run) : CLI_OK;
-    if (status == CLI_OK && args->metrics != NULL) status = write_metrics(run);
-    if (status == CLI_OK && args->save_profile != NULL && colibri_save_profile(run->session, args->save_profile) != COLIBRI_OK)
+    /* One that fails does not take the other with it. */
+    if (args->metrics != NULL && write_metrics(run) != CLI_OK) status = CLI_FAILED;
+    if (args->save_profile != NULL && colibri_save_profile(run->session, args->save_profile) != COLIBRI_OK)
         status = cli_library_error(CLI_INFER);
     return status;
 }

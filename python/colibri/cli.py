@@ -347,10 +347,12 @@ def run(
             _report_speed(session)
             if verbose:
                 _report_experts(session)
-            if metrics is not None:
-                write_whole(metrics, session.metrics().encode())
-            if save_profile is not None:
-                session.save_profile(save_profile)
+            try:
+                if metrics is not None:
+                    write_whole(metrics, session.metrics().encode())
+            finally:  # one that fails does not take the other with it
+                if save_profile is not None:
+                    session.save_profile(save_profile)
 
 
 def _lines(interactive: bool) -> Iterator[str]:
