@@ -8,7 +8,7 @@
 /* a * b + c rounded once: in software (exact double product, sum rounded to odd) where the target's baseline has no such
  * instruction, so that every machine agrees. */
 float coli_fmaf_soft(float a, float b, float c);
-#if defined(__aarch64__) || defined(__FMA__)
+#if defined(__aarch64__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
 COLI_INLINE float coli_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
 COLI_INLINE float coli_fmaf(float a, float b, float c) { return coli_fmaf_soft(a, b, c); }

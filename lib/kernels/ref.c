@@ -1,6 +1,6 @@
 /* ref.c: every kernel in portable C: the definition that the other instruction sets repeat bit for bit, and what runs where
  * none of them is there. Read it beside kernels.h. It is compiled for the baseline machine, so every fused multiply-add is
- * coli_fmaf; everything is written as loops over the 16 lanes of a tile. */
+ * coli_fmaf; everything is written as loops over the 16 lanes of a tile. Products with integer weights are in ref_integer.c. */
 #include "base/math.h"
 #include "kernels/tables.h"
 
@@ -60,55 +60,6 @@ static void float_product(const coli_matmul_t *m, column_fn column) {
 static void matmul_f32(const coli_matmul_t *m) { float_product(m, column_f32); }
 static void matmul_f16(const coli_matmul_t *m) { float_product(m, column_f16); }
 static void matmul_bf16(const coli_matmul_t *m) { float_product(m, column_bf16); }
-
-/* sum[r] = exact integer dot product of row r of a q8 block with one activation row. */
-static void integer_dots_q8(const uint8_t *bytes, const int8_t *q, uint32_t k, int32_t sum[LANES]) {
-    const int8_t *block = (const int8_t *)bytes;
-    memset(sum, 0, LANES * sizeof *sum);
-    for (uint32_t c = 0; c < k; c += 4, block += 64)
-        for (int r = 0; r < LANES; r++)
-            for (int i = 0; i < 4; i++) sum[r] += block[r * 4 + i] * q[c + i];
-}
-
-/* The same of a q4 block. */
-static void integer_dots_q4(const uint8_t *block, const int8_t *q, uint32_t k, int32_t sum[LANES]) {
-    static const int8_t levels[16] = COLI_Q4_LEVELS;
-    memset(sum, 0, LANES * sizeof *sum);
-    for (uint32_t c = 0; c < k; c += 128, block += COLIBRI_Q4_PIECE)
-        for (int r = 0; r < LANES; r++)
-            for (int g = 0; g < 8; g++) { /* 16 k under one scale: two steps */
-                int32_t scale = block[r * 4 + g / 2] >> g % 2 * 4 & 7, part = 0;
-                for (int i = 0; i < 16; i++) {
-                    uint8_t byte = block[64 + (g * 2 + i / 8) * 64 + r * 4 + i % 4];
-                    part += levels[i % 8 < 4 ? byte & 15 : byte >> 4] * q[c + (uint32_t)(g * 16 + i)];
-                }
-                sum[r] += scale * part;
-            }
-}
-
-typedef void (*dots_fn)(const uint8_t *block, const int8_t *q, uint32_t k, int32_t sum[LANES]);
-
-static void integer_product(const coli_matmul_t *m, dots_fn dots) {
-    const coli_act_t *x = m->x;
-    int32_t hi[LANES], lo[LANES];
-    for (uint32_t t = 0; t < m->n_tokens; t++) {
-        size_t row = row_of(m, t);
-        for (uint32_t b = 0; b < m->n_blocks; b++) {
-            const uint8_t *block = m->w + b * m->block_bytes;
-            const float *w_scale = m->w_scale + (size_t)b * LANES;
-            float *y = m->y + t * m->y_stride + (size_t)b * LANES;
-            dots(block, x->hi + row * x->stride, m->k, hi);
-            if (x->bits == 16) dots(block, x->lo + row * x->stride, m->k, lo);
-            for (int r = 0; r < LANES; r++) {
-                float sum = x->bits == 16 ? coli_fmaf(128.0f, (float)hi[r], (float)lo[r]) : (float)hi[r];
-                y[r] = sum * (w_scale[r] * x->scale[row]);
-            }
-        }
-    }
-}
-
-static void matmul_q8(const coli_matmul_t *m) { integer_product(m, integer_dots_q8); }
-static void matmul_q4(const coli_matmul_t *m) { integer_product(m, integer_dots_q4); }
 
 /* ---- Activations ---------------------------------------------------------------------------------------------------- */
 
@@ -247,6 +198,15 @@ static void score_float(const coli_attention_t *a, const query_t *query, element
     }
 }
 
+/* sum[r] = exact integer dot product of key r of a block with one query. */
+static void integer_dots_q8(const uint8_t *bytes, const int8_t *q, uint32_t k, int32_t sum[LANES]) {
+    const int8_t *block = (const int8_t *)bytes;
+    memset(sum, 0, LANES * sizeof *sum);
+    for (uint32_t c = 0; c < k; c += 4, block += 64)
+        for (int r = 0; r < LANES; r++)
+            for (int i = 0; i < 4; i++) sum[r] += block[r * 4 + i] * q[c + i];
+}
+
 static void score_q8(const coli_attention_t *a, const query_t *query) {
     float rotated[COLI_MAX_HEAD_DIM], q_scale;
     int8_t high[COLI_MAX_HEAD_DIM], low[COLI_MAX_HEAD_DIM];
@@ -308,8 +268,8 @@ const coli_kernels_t *coli_kernels_ref(void) {
     static const coli_kernels_t table = {
         .isa = COLIBRI_ISA_REF,
         .name = "ref",
-        .matmul = { matmul_f32, matmul_f16, matmul_bf16, matmul_q8, matmul_q4 },
-        .geometry = { { 1, 8 }, { 1, 8 }, { 1, 8 }, { 1, 1 }, { 1, 1 } },
+        .matmul = { matmul_f32, matmul_f16, matmul_bf16, coli_ref_matmul_q8, coli_ref_matmul_q4 },
+        .geometry = { { 1, 8 }, { 1, 8 }, { 1, 8 }, { 1, 64 }, { 1, 64 } },
         .hadamard = hadamard,
         .quantize8 = quantize8,
         .quantize16 = quantize16,

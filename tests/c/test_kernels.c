@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "../kernels/compare.h"
+#include "../kernels/plain.h"
 #include "base/cpu.h"
 #include "kernels/tables.h"
 
@@ -51,36 +52,9 @@ static void test_float_products(void) {
     }
 }
 
-static void test_q8_product(uint32_t bits) {
-    coli_act_t x;
-    guarded_t parts[6], w = make_weights(COLIBRI_FILE_Q8, 256, 2, PLAIN), scale = guarded_floats(32, PLAIN),
-                        y = guarded_new(2 * 32 * 4);
-    make_activations(&x, parts, 256, bits, PLAIN);
-    coli_matmul_t m = { .w = w.data,
-                        .w_scale = floats(&scale),
-                        .block_bytes = 4096,
-                        .n_blocks = 2,
-                        .k = 256,
-                        .x = &x,
-                        .first_row = 5,
-                        .n_tokens = 2,
-                        .y = floats(&y),
-                        .y_stride = 32 };
-    ref->matmul[COLIBRI_FILE_Q8](&m);
-    for (uint32_t t = 0; t < 2; t++)
-        for (uint32_t row = 0; row < 32; row++) {
-            int64_t sum = 0;
-            for (uint32_t c = 0; c < 256; c++) {
-                int8_t weight = (int8_t)w.data[row / 16 * 4096 + c / 4 * 64 + row % 16 * 4 + c % 4];
-                sum += weight *
-                       (bits == 16 ? 128 * x.hi[(5 + t) * 256 + c] + x.lo[(5 + t) * 256 + c] : x.hi[(5 + t) * 256 + c]);
-            }
-            CHECK(m.y[t * 32 + row] == (float)sum * (floats(&scale)[row] * x.scale[5 + t])); /* |sum| < 2^31: rounded once */
-        }
-    for (int i = 0; i < 6; i++) guarded_free(&parts[i]);
-    guarded_free(&w);
-    guarded_free(&scale);
-    guarded_free(&y);
+static void test_integer_products(void) {
+    coli_kernels_t plain = plain_kernels(ref);
+    compare_products(&plain, ref);
 }
 
 static void test_hadamard(void) {
@@ -254,8 +228,7 @@ int main(int argc, char **argv) {
     CHECK(coli_kernels_select(COLIBRI_ISA_AUTO) != NULL);
     CHECK(coli_kernels_select((colibri_isa_t)99) == NULL);
     test_float_products();
-    test_q8_product(8);
-    test_q8_product(16);
+    test_integer_products();
     test_hadamard();
     test_quantize();
     test_norm_and_swiglu();
