@@ -5,6 +5,7 @@
 //!     zig build test                       build and run tests/c/test_*.c
 //!     zig build test-programs              only build them, into PREFIX/tests, to run them on another machine
 //!     zig build numa-init                  tests/target/numa/init.c into PREFIX/tests: what a machine with several nodes boots into
+//!     zig build firmware                   tests/target/firmware into PREFIX/tests: the library on a bare 64-bit ARM core
 //!     zig build golden                     print what tests/c/test_golden.c compares with
 //!     zig build web                        colibri.wasm for browsers, into PREFIX/web (whatever -Dtarget says)
 //!     zig build dist                       archives for all targets and their SHA-256 sums, into PREFIX/dist (-Dpython=NAME)
@@ -161,6 +162,7 @@ pub fn build(b: *std.Build) void {
     addCMake(b, target);
     addDist(b);
     addWeb(b, settings);
+    addFirmware(b, settings);
     if (settings.file_io) addTools(b, query, static, settings);
     addTests(b, target, static, settings);
 }
@@ -391,6 +393,35 @@ fn addWeb(b: *std.Build, asked: Settings) void {
     exe.entry = .disabled;
     const install = b.addInstallArtifact(exe, .{ .dest_dir = .{ .override = .{ .custom = "web" } } });
     b.step("web", "Build colibri.wasm, the library for browsers").dependOn(&install.step);
+}
+
+/// firmware.elf for QEMU's board "virt": the bare library and a program for no system at all. The library's target is Linux's
+/// musl, for the sake of C headers; neither musl nor anything else of a system is linked.
+fn addFirmware(b: *std.Build, asked: Settings) void {
+    var settings = asked;
+    settings.threads = false;
+    settings.file_io = false;
+    settings.ubsan = false;
+    settings.tsan = false;
+    if (settings.optimize != .ReleaseSmall) settings.optimize = .ReleaseFast; // others need the C library to check
+    const lib = addStatic(b, b.resolveTargetQuery(.{ .cpu_arch = .aarch64, .os_tag = .linux, .abi = .musl }), settings);
+    const m = b.createModule(.{
+        .target = b.resolveTargetQuery(.{ .cpu_arch = .aarch64, .os_tag = .freestanding, .abi = .none }),
+        .optimize = settings.optimize,
+        .strip = settings.strip,
+        .sanitize_c = .off,
+    });
+    const folder = "tests/target/firmware/";
+    m.addIncludePath(b.path("include"));
+    m.addAssemblyFile(b.path(folder ++ "start.S"));
+    const flags = &(c_flags ++ [_][]const u8{"-fno-builtin"});
+    m.addCSourceFiles(.{ .files = &.{ folder ++ "firmware.c", folder ++ "libc.c" }, .flags = flags });
+    m.addObjectFile(lib.getEmittedBin());
+    const exe = b.addExecutable(.{ .name = "firmware.elf", .root_module = m });
+    exe.setLinkerScript(b.path(folder ++ "link.ld"));
+    exe.link_gc_sections = true;
+    const install = b.addInstallArtifact(exe, .{ .dest_dir = .{ .override = .{ .custom = "tests" } } });
+    b.step("firmware", "Build tests/target/firmware, for no system").dependOn(&install.step);
 }
 
 /// On Linux the tools are static musl executables whatever C library the target has: they run where nothing is installed.
