@@ -73,15 +73,16 @@ def build(*command: str | Path, cwd: Path | None = None, **environment: str) -> 
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-def check_program(program: Path, prefix: Path, story: str) -> None:
+def check_program(program: Path | list[str | Path], prefix: Path, story: str) -> None:
     """It tells the story, and says what is wrong with a missing file and a wrong command line."""
+    command = program if isinstance(program, list) else [program]
     libraries = {"LD_LIBRARY_PATH": str(prefix / "lib"), "DYLD_LIBRARY_PATH": str(prefix / "lib")}
-    done = run(program, colibri.demo_path(), PROMPT, str(TOKENS), **libraries)
+    done = run(*command, colibri.demo_path(), PROMPT, str(TOKENS), **libraries)
     assert (done.returncode, done.stdout) == (0, story), done.stderr
-    done = run(program, "/no/such/file.colibri", PROMPT, **libraries)
+    done = run(*command, "/no/such/file.colibri", PROMPT, **libraries)
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no file '/no/such/file.colibri'" in done.stderr and "(COLIBRI_ERR_NOT_FOUND)" in done.stderr
-    assert run(program, **libraries).returncode == 2
+    assert run(*command, **libraries).returncode == 2
 
 
 def pkg_config(prefix: Path) -> list[str]:
@@ -198,6 +199,70 @@ def test_go(prefix: Path, story: str, tmp_path: Path) -> None:
     build("go", "vet", ".", cwd=EXAMPLES / "go", **variables)
     build("go", "build", "-o", program, ".", cwd=EXAMPLES / "go", **variables)
     check_program(program, prefix, story)
+
+
+# ---- Node.js, with the library as WebAssembly ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def wasm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `zig build web` installs; a prefix that is there already may have it."""
+    made = Path(os.environ.get("COLIBRI_PREFIX", ""), "web", "colibri.wasm")
+    if made.is_absolute() and made.is_file():
+        return made
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("needs ziglang from PyPI")
+    folder, cache = tmp_path_factory.mktemp("web"), tmp_path_factory.mktemp("cache")
+    build(sys.executable, "-m", "ziglang", "build", "web", "--prefix", folder, "--cache-dir", cache, cwd=ROOT)
+    return folder / "web" / "colibri.wasm"
+
+
+@pytest.fixture
+def node(wasm: Path, tmp_path: Path) -> list[str | Path]:
+    """The command: a copy of the example, with the library beside it."""
+    needs("node")
+    shutil.copytree(EXAMPLES / "node", tmp_path / "node")
+    shutil.copy(wasm, tmp_path / "node" / "colibri.wasm")
+    return ["node", tmp_path / "node" / "story.mjs"]
+
+
+def test_node(
+    node: list[str | Path], wasm: Path, prefix: Path, story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLIBRI_WASM", raising=False)
+    check_program(node, prefix, story)
+    (tmp_path / "node" / "colibri.wasm").unlink()
+    done = run(*node, colibri.demo_path(), PROMPT)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert str(tmp_path / "node" / "colibri.wasm") in done.stderr and "COLIBRI_WASM" in done.stderr
+    monkeypatch.setenv("COLIBRI_WASM", str(wasm))
+    check_program(node, prefix, story)
+
+
+def test_node_text_as_it_is_made(node: list[str | Path], tiny_model: Path) -> None:
+    """A random model's bytes, characters cut across tokens among them, are those of the Python package."""
+    prompt = "Où est 🐦?"
+    expected = colibri.Session(tiny_model).generate(prompt, max_new_tokens=60)
+    assert not expected.isascii()
+    arguments = [*map(str, node), str(tiny_model), prompt, "60"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None and process.stderr is not None
+        pieces = list(iter(lambda: process.stdout.read(4096), b""))
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+    assert b"".join(pieces).decode() == prompt + expected + "\n"
+    assert len(pieces) > 2, "the text came at once"
+
+
+def test_node_errors_are_one_line(node: list[str | Path], tiny_model: Path, tmp_path: Path) -> None:
+    """A directory, a file that is none, one cut short, and a text that grows over the model's room."""
+    (tmp_path / "none").write_text("a text", encoding="utf-8")
+    (tmp_path / "cut").write_bytes(tiny_model.read_bytes()[:-4096])
+    for name in ["node", "none", "cut"]:
+        done = run(*node, tmp_path / name, PROMPT)
+        assert (done.returncode, done.stdout) == (1, ""), name
+        assert done.stderr.endswith("(COLIBRI_ERR_FORMAT)\n") and done.stderr.count("\n") == 1, done.stderr
+    done = run(*node, tiny_model, "dog " * 600)
+    assert done.returncode == 1 and done.stderr.endswith("max_seq_len is 512 (COLIBRI_ERR_SLOT_FULL)\n"), done.stderr
 
 
 # ---- Plug-in hosts, several models, forks ----------------------------------------------------------------------------
