@@ -218,7 +218,8 @@ fn libraryModule(b: *std.Build, target: std.Build.ResolvedTarget, settings: Sett
     const m = settings.module(b, target);
     m.addIncludePath(b.path("lib"));
     for (base_sources) |file| m.addCSourceFile(.{ .file = b.path(file), .flags = &library_flags });
-    const small: []const []const u8 = if (settings.optimize == .Debug) &library_flags else &(library_flags ++ [_][]const u8{"-Os"});
+    const debug = settings.optimize == std.builtin.OptimizeMode.Debug;
+    const small: []const []const u8 = if (debug) &library_flags else &(library_flags ++ [_][]const u8{"-Os"});
     for (small_sources) |file| m.addCSourceFile(.{ .file = b.path(file), .flags = small });
     const isa_sources: []const IsaSource = switch (target.result.cpu.arch) {
         .x86_64 => &isa_x86_64,
@@ -371,7 +372,11 @@ fn addDist(b: *std.Build) void {
     const python = b.option([]const u8, "python", "The Python that `zig build dist` runs") orelse
         if (on_windows) "python" else "python3";
     const run = b.addSystemCommand(&.{ python, "tools/make_dist.py", "--zig", b.graph.zig_exe });
-    run.addArg(b.getInstallPath(.prefix, "dist"));
+    if (@hasDecl(std.Build, "getInstallPath")) { // before zig 0.17
+        run.addArg(b.getInstallPath(.prefix, "dist"));
+    } else {
+        run.addDirectoryArg(.{ .relative = .{ .base = .install_prefix, .sub_path = "dist" } });
+    }
     run.setCwd(b.path("."));
     run.has_side_effects = true;
     run.stdio = .inherit;
@@ -403,7 +408,7 @@ fn addFirmware(b: *std.Build, asked: Settings) void {
     settings.file_io = false;
     settings.ubsan = false;
     settings.tsan = false;
-    if (settings.optimize != .ReleaseSmall) settings.optimize = .ReleaseFast; // others need the C library to check
+    if (settings.optimize != std.builtin.OptimizeMode.ReleaseSmall) settings.optimize = .ReleaseFast; // others need the C library to check
     const lib = addStatic(b, b.resolveTargetQuery(.{ .cpu_arch = .aarch64, .os_tag = .linux, .abi = .musl }), settings);
     const m = b.createModule(.{
         .target = b.resolveTargetQuery(.{ .cpu_arch = .aarch64, .os_tag = .freestanding, .abi = .none }),
