@@ -12,10 +12,12 @@
  *
  * More arguments (each arg=...): tokens=32, isa=ref, fault=svc|undefined|null|deep (do what must be noticed), and last
  * prompt=Once upon a time. A larger model wants a larger -m, up to 3G. The exit status is 0, 1 (the library or the program says
- * no, in one sentence), or 2 (an exception: a system call, an instruction that this processor does not have, a bad address).
+ * no, in one sentence), or 2 (an exception: a system call, an instruction that this processor does not have, a bad address; 3:
+ * another one while that is told).
  *
- * RAM with the demo model (7,892,096 bytes, left where it lies, as in flash): program 380 KB (code and constants, and 6 of
- * variables), workspace 920 KB, heap 14 KB, stack 71 KB (init; infer takes 28 of them). */
+ * RAM with the demo model (7,892,096 bytes, left where it lies, as in flash), at most: program 400 KB (code and constants, and
+ * 6 of variables), workspace 950 KB, heap 20 KB, stack 80 KB (init; infer takes 28 of them). Access that is not aligned must be
+ * allowed: compilers take it for granted on this processor. */
 #include "colibri.h"
 
 #include "libc.h"

@@ -10,6 +10,7 @@ _start:
     msr cpacr_el1, x0
     isb
     msr fpcr, xzr
+    msr tpidr_el1, xzr                  // no exception yet
     msr tpidr_el0, xzr                  // no thread-local storage: who looks for it faults at address 0
 
     ldr x0, =bss_begin
@@ -42,15 +43,24 @@ _start:
     bl firmware_main
     b .                                 // firmware_main does not return
 
-/* An exception of any kind ends the program: firmware_trap(vector, ESR, ELR, FAR), on a stack of its own. */
+/* An exception of any kind ends the program: firmware_trap(vector, ESR, ELR, FAR), on a stack of its own. One in there, too, by
+ * SYS_EXIT_EXTENDED with a status of 3. */
     .balign 128
 trap:
+    mrs x1, tpidr_el1
+    cbnz x1, 1f
+    mov x1, #1
+    msr tpidr_el1, x1
     ldr x1, =trap_stack_end
     mov sp, x1
     mrs x1, esr_el1
     mrs x2, elr_el1
     mrs x3, far_el1
     bl firmware_trap
+    b .
+1:  mov x0, #0x20
+    ldr x1, =trapped_twice
+    hlt #0xf000
     b .
 
     .balign 2048
@@ -88,6 +98,11 @@ firmware_deep:
     bl firmware_deep
     ldp x29, x30, [sp], #256
     ret
+
+    .section .rodata
+    .balign 8
+trapped_twice:
+    .quad 0x20026, 3
 
 /* Page tables. Of the first GiB only the UART's 2 MiB are there (device memory, not to be executed), so that null pointers
  * fault; of the second, RAM's first, all but the 2 MiB below the stack. Two more follow, as far as there is RAM. It is normal,
