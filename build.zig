@@ -25,6 +25,7 @@ const base_sources = [_][]const u8{
     "lib/base/threads.c",
     "lib/base/math.c",
     "lib/model/crc32.c",
+    "lib/kernels/ref_float.c",
     "lib/kernels/ref_integer.c",
     "lib/forward/kvcache.c",
     "lib/forward/project.c",

@@ -9,6 +9,7 @@
  * instruction, so that every machine agrees. */
 float coli_fmaf_soft(float a, float b, float c);
 #if defined(__aarch64__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+#  define COLI_HAVE_FMA 1
 COLI_INLINE float coli_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
 COLI_INLINE float coli_fmaf(float a, float b, float c) { return coli_fmaf_soft(a, b, c); }

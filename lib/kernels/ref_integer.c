@@ -5,8 +5,7 @@
  * Weights of a block are widened to 16 bits panel by panel (q4: level times scale), once for many tokens; a panel stays in the
  * first-level cache while their activation rows pass. A row of weights and a token then meet in pairs of 16-bit products, for
  * which SSE2, NEON and WebAssembly have 128-bit instructions: eight of them for 64 products. */
-#include "base/math.h"
-#include "kernels/tables.h"
+#include "kernels/ref.h"
 
 #if defined(__SSE2__)
 #  include <emmintrin.h>
@@ -16,7 +15,6 @@
 #  include <wasm_simd128.h>
 #endif
 
-#define LANES COLIBRI_TILE_ROWS
 #define PANEL 512 /* k; as 16-bit integers 16 KiB */
 #define CHUNK 64  /* tokens whose sums are held at once */
 
@@ -121,8 +119,6 @@ static void add_dots(const int16_t *panel, const int8_t *x, uint32_t k, int32_t 
 /* ---- Products ---- */
 
 typedef void (*widen_fn)(const uint8_t *w, uint32_t k, int16_t *panel);
-
-static size_t row_of(const coli_matmul_t *m, uint32_t token) { return m->rows ? m->rows[token] : m->first_row + token; }
 
 /* One block times tokens first ... first + n - 1. */
 static void sum_up(const coli_matmul_t *m, const uint8_t *block, uint32_t first, uint32_t n, widen_fn widen, scratch_t *s) {

@@ -25,8 +25,6 @@ const coli_kernels_t *coli_kernels_neon_dotprod(void);
 const coli_kernels_t *coli_kernels_neon_i8mm(void); /* needs both features */
 
 /* Parts of one table that another one takes. */
-void coli_ref_matmul_q8(const coli_matmul_t *m); /* in ref_integer.c */
-void coli_ref_matmul_q4(const coli_matmul_t *m);
 void coli_avx2_matmul_q8(const coli_matmul_t *m);
 void coli_avx2_matmul_q4(const coli_matmul_t *m);
 void coli_avx2_attention_q8(const coli_attention_t *a);

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMDE = Path("/usr/include/simde")
-SOURCES = ["tests/c/test_avx512.c", "lib/base/math.c", "lib/kernels/ref.c", "lib/kernels/ref_integer.c"]
+SOURCES = ["tests/c/test_avx512.c", "lib/base/math.c", "lib/kernels/ref.c"]
+SOURCES += ["lib/kernels/ref_float.c", "lib/kernels/ref_integer.c"]
 
 
 def test_avx512_kernels_with_simde(tmp_path: Path) -> None:
