@@ -1,5 +1,5 @@
-/* ref.h: what the reference's files share: ref.c has its table and what runs over single vectors, ref_integer.c the products with
- * q8 and q4 weights, ref_float.c those with float weights, and attention. */
+/* ref.h: what the reference's files share: ref.c has its table and what runs over single vectors, ref_integer.c the products
+ * with q8 and q4 weights, ref_float.c those with float weights, and attention. */
 #ifndef COLI_REF_H
 #define COLI_REF_H
 

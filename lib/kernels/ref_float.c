@@ -1,10 +1,11 @@
-/* ref_float.c: the reference's products with float weights, and its attention. Written as loops over 16 lanes, for compilers that
- * turn them into vectors of whatever width the target has. */
+/* ref_float.c: the reference's products with float weights, and its attention. Written as loops over 16 lanes, for compilers
+ * that turn them into vectors of whatever width the target has. */
 #include "kernels/ref.h"
 
-/* acc = fma(w, x, acc) in all lanes. Where the target has no such instruction: the sum in double is rounded once (the product is
- * exact). Rounding that to float again can only go wrong in the middle between two floats, which are doubles too: what is not there
- * was on the same side of the middle before. Such sums, and those that become subnormal floats, are done again by software. */
+/* acc = fma(w, x, acc) in all lanes. Where the target has no such instruction: the sum in double is rounded once (the product
+ * is exact). Rounding that to float again can only go wrong in the middle between two floats, which is a double too: what is
+ * not there was on the same side of the middle before. Such sums, and those that become subnormal floats, are done again by
+ * software. */
 COLI_INLINE void fma_lanes(const float w[LANES], float x, float acc[LANES]) {
 #ifdef COLI_HAVE_FMA
     for (int r = 0; r < LANES; r++) acc[r] = coli_fmaf(w[r], x, acc[r]);
@@ -28,7 +29,7 @@ typedef void (*widen_fn)(const void *from, size_t first, float to[LANES]);
 
 static void widen_f32(const void *from, size_t first, float to[LANES]) { memcpy(to, (const float *)from + first, LANES * 4); }
 
-/* coli_f16_to_f32 without branches: a subnormal half is made normal by adding 2^-14, which the subtraction takes away exactly. */
+/* coli_f16_to_f32 without branches: a subnormal half gets 2^-14 added in its bits, which the subtraction takes away exactly. */
 COLI_INLINE float f16_lane(uint16_t x) {
     uint32_t magnitude = x & 0x7FFFu, sign = (uint32_t)(x & 0x8000u) << 16, bits = (magnitude << 13) + (112u << 23);
     float normal;
