@@ -409,7 +409,8 @@ fn addFirmware(b: *std.Build, asked: Settings) void {
     settings.file_io = false;
     settings.ubsan = false;
     settings.tsan = false;
-    if (settings.optimize != std.builtin.OptimizeMode.ReleaseSmall) settings.optimize = .ReleaseFast; // others need the C library to check
+    const small = settings.optimize == std.builtin.OptimizeMode.ReleaseSmall;
+    if (!small) settings.optimize = .ReleaseFast; // others need the C library to check the stack
     const lib = addStatic(b, b.resolveTargetQuery(.{ .cpu_arch = .aarch64, .os_tag = .linux, .abi = .musl }), settings);
     const m = b.createModule(.{
         .target = b.resolveTargetQuery(.{ .cpu_arch = .aarch64, .os_tag = .freestanding, .abi = .none }),
