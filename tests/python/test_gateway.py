@@ -2,8 +2,8 @@
 address space of 512 MiB (`ulimit -v 524288`) and in a control group of 512 MB that begins with a cold page cache.
 
 The text is that of the unlimited run. With too little there is one line that says what was refused, never a crash.
-Every residency maps the file, so the address space must hold it: with 2 threads `map` and `lock` need 4 MiB more,
-`stream` 19 MiB and its cache of experts more, `huge` a second copy, so that the large model does not fit 512 MiB. What
+Every residency maps the file, so the address space must hold it: with 2 threads `map` and `lock` need 8 MiB more,
+`stream` 24 MiB and its cache of experts more, `huge` a second copy, so that the large model does not fit 512 MiB. What
 `stream` saves is memory: the same model runs with 32 MB of it. The demo model (8 MB) runs in 11 MiB of addresses
 (`map`) and 19 MiB (`stream`, `huge`).
 """
