@@ -1,8 +1,9 @@
 """Wheels for other machines: what tools/build_wheels.py makes. Each is read; the one for this machine is installed, and
 others' libraries are loaded by a C host: under a musl loader, and by qemu with ARM64's C library.
 
-COLIBRI_WHEELS names a folder that tools/build_wheels.py has filled; without it two of the wheels are built here. Also
-read: COLIBRI_MUSL_LOADER (default: /lib/ld-musl-x86_64.so.1; Debian: musl) and COLIBRI_ARM64_ROOT, a folder with
+COLIBRI_WHEELS names a folder that tools/build_wheels.py has filled; without it two of the wheels are built here.
+COLIBRI_MUSL_PYTHON names a Python on musl, as tests/target/musl_python.sh makes one (pip gets NumPy for it). Also read:
+COLIBRI_MUSL_LOADER (default: /lib/ld-musl-x86_64.so.1; Debian: musl) and COLIBRI_ARM64_ROOT, a folder with
 lib/ld-linux-aarch64.so.1 (default: /usr/aarch64-linux-gnu; Debian: libc6-arm64-cross)."""
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ TAGS = {  # and the library in them
 HERE = ("manylinux_2_17_x86_64", "musllinux_1_2_x86_64")
 MUSL_LOADER = Path(os.environ.get("COLIBRI_MUSL_LOADER", "/lib/ld-musl-x86_64.so.1"))
 ARM64_ROOT = Path(os.environ.get("COLIBRI_ARM64_ROOT", "/usr/aarch64-linux-gnu"))
+MUSL_PYTHON = os.environ.get("COLIBRI_MUSL_PYTHON", "")
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 PROMPT = "Once upon a time"
 
@@ -107,7 +109,7 @@ def test_library(wheels: Path, tag: str, tmp_path: Path) -> None:
     data = path.read_bytes()
     read = read_binary(data)
     assert "colibri_init" in read.exported
-    exported = set(read.exported) - {"_mh_dylib_header", "__dso_handle"}  # zig's Mach-O linker adds these two
+    exported = set(read.exported) - ({"_mh_dylib_header", "__dso_handle"} if "macosx" in tag else set())  # its linker's
     assert [name for name in exported if not name.startswith("colibri_")] == []
     if "linux" in tag:
         assert data[18:20] == (b"\x3e\0" if "x86_64" in tag else b"\xb7\0")
@@ -135,11 +137,9 @@ def minimum_macos(data: bytes) -> tuple[int, int]:
     raise AssertionError("names no oldest macOS")
 
 
-@every_tag
+@pytest.mark.parametrize("tag", [tag for tag in TAGS if "manylinux" in tag])  # on glibc auditwheel reads no others
 def test_auditwheel(wheels: Path, tag: str) -> None:
     """What the tag promises, auditwheel finds too."""
-    if "manylinux" not in tag:
-        pytest.skip("auditwheel reads manylinux wheels")
     tool = shutil.which("auditwheel", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if tool is None:
         pytest.skip("auditwheel is not installed: pip install auditwheel")
@@ -174,6 +174,55 @@ def test_installed_in_a_new_environment(wheels: Path, tmp_path: Path) -> None:
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) > 5
+
+
+GREEDY = """
+import hashlib, sys
+import colibri
+opened = colibri.Model(sys.argv[1])
+ids = opened.tokenize(sys.argv[2])
+session = colibri.Session(opened, max_seq_len=128, num_threads=2)
+sums = hashlib.sha256()
+for _ in range(12):
+    logits = session.forward(ids)
+    sums.update(logits.tobytes())
+    ids = [int(logits[-1].argmax())]
+    print(ids[0])
+print(sums.hexdigest(), colibri.version())
+"""
+
+
+@pytest.mark.skipif(not RUNS_HERE, reason="runs an x86-64 Linux Python")
+@pytest.mark.skipif(
+    not MUSL_PYTHON, reason="COLIBRI_MUSL_PYTHON names no Python: tests/target/musl_python.sh makes one"
+)
+def test_installed_in_a_musl_python(wheels: Path, tmp_path: Path) -> None:
+    """With what it depends on, as pip does on Alpine; then tokens, logits and text are those of the library here."""
+    assert b"/ld-musl-" in Path(MUSL_PYTHON).resolve().read_bytes()[:4096], f"{MUSL_PYTHON} does not run on musl"
+    about = [MUSL_PYTHON, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
+    version = subprocess.run(about, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    site = tmp_path / "site"
+    platforms = [f"--platform=musllinux_1_{minor}_x86_64" for minor in (2, 1)]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), "--only-binary=:all:", *platforms]
+    command += ["--implementation=cp", f"--python-version={version}", str(wheel(wheels, HERE[1]))]
+    loader_says = subprocess.run([str(MUSL_LOADER)], capture_output=True, text=True, check=False).stderr
+    if re.search(r"Version 1\.2\.[0-3]\b", loader_says):
+        command.append("numpy<2")  # later wheels hold packed relocations (DT_RELR), which musl knows since 1.2.4
+    subprocess.run(command, check=True)
+    there = {"PYTHONPATH": str(site), "PATH": os.environ.get("PATH", "")}
+    model = demo()
+
+    def both(*arguments: str) -> list[str]:
+        runs = (([MUSL_PYTHON], there), ([sys.executable], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
+        done = [subprocess.run([*p, *arguments], env=e, capture_output=True, text=True, check=False) for p, e in runs]
+        assert [run.returncode for run in done] == [0, 0], [run.stderr for run in done]
+        return [run.stdout for run in done]
+
+    where = both("-c", "import colibri; print(colibri.__file__)")[0].strip()
+    assert where == str(site / "colibri" / "__init__.py")
+    for arguments in (["-c", GREEDY, str(model), PROMPT], ["-m", "colibri", "run", PROMPT, "--max-tokens", "12"]):
+        musl_text, text = both(*arguments)
+        assert len(text.split()) > 5 and musl_text == text
 
 
 def expected_line(model: Path) -> str:
