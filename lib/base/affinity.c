@@ -45,8 +45,8 @@ static bool read_list(const char *text, cpu_list_t *list) {
     }
 }
 
-/* All of the list may be used by this process. */
-static colibri_status_t check_allowed(const cpu_list_t *list) {
+/* All of the list may be used by this process. Not inlined: its 32 KB of stack are for those who name CPUs. */
+__attribute__((noinline)) static colibri_status_t check_allowed(const cpu_list_t *list) {
     int32_t allowed[MAX_CPU];
     int count = COLI_MIN(coli_os_cpus(false, allowed, MAX_CPU), MAX_CPU);
     for (uint32_t i = 0; i < list->count; i++) {

@@ -8,7 +8,11 @@
 
 #define COLI_MAX_NODES 64
 #define COLI_MAX_NODE_RUNS 128
-#define COLI_MAX_CPUS 8192
+#ifdef COLI_NO_PAGES
+#  define COLI_MAX_CPUS 64 /* such a system names none: do not let a firmware's stack pay for them */
+#else
+#  define COLI_MAX_CPUS 8192
+#endif
 
 /* Memory nodes that this process may use and that have CPUs it may use, and those CPUs. Nodes are numbered 0 ... num_nodes - 1
  * here, as in numa_policy; id is the system's number. A node without memory lends its CPUs to the nearest one that has some; a

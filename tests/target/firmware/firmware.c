@@ -16,7 +16,7 @@
  * another one while that is told).
  *
  * RAM with the demo model (7,892,096 bytes, left where it lies, as in flash), at most: program 400 KB (code and constants, and
- * 6 of variables), workspace 950 KB, heap 20 KB, stack 80 KB (init; infer takes 28 of them). Access that is not aligned must be
+ * 6 of variables), workspace 950 KB, heap 20 KB, stack 32 KB. Access that is not aligned must be
  * allowed: compilers take it for granted on this processor. */
 #include "colibri.h"
 
