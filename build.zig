@@ -13,7 +13,7 @@
 //!     -Doptimize=Debug                     default: ReleaseFast
 //!     -Dthreads=false                      without threads: num_threads is 1, or a host's parallel_for runs the work
 //!     -Dfile_io=false                      without files and mappings: models are memory (config.model_data); no tools
-//!     -Donly=test_golden                   of the C tests only this one
+//!     -Donly=test_golden                   of the C tests only this one; may be repeated
 
 const std = @import("std");
 
@@ -147,7 +147,7 @@ pub fn build(b: *std.Build) void {
         .tsan = b.option(bool, "tsan", "Thread sanitizer") orelse false,
         .threads = b.option(bool, "threads", "Start threads (default: true)") orelse true,
         .file_io = b.option(bool, "file_io", "Open files, map them, ask the system about itself (default: true)") orelse true,
-        .only = b.option([]const u8, "only", "Of the C tests only this one"),
+        .only = b.option([]const []const u8, "only", "Of the C tests only this one; may be repeated"),
     };
     const target = b.resolveTargetQuery(query);
     if (target.result.os.tag == .windows and !(settings.threads and settings.file_io))
@@ -189,7 +189,7 @@ const Settings = struct {
     tsan: bool,
     threads: bool,
     file_io: bool,
-    only: ?[]const u8,
+    only: ?[]const []const u8,
 
     fn module(s: Settings, b: *std.Build, target: std.Build.ResolvedTarget) *std.Build.Module {
         const m = b.createModule(.{
@@ -465,7 +465,9 @@ fn addTests(b: *std.Build, target: std.Build.ResolvedTarget, static: *std.Build.
     const only_build = b.step("test-programs", "Build the C tests and the static library, to run them on another machine");
     only_build.dependOn(&b.addInstallArtifact(static, .{}).step);
     for (tests) |name| {
-        if (settings.only) |only| if (!std.mem.eql(u8, only, name)) continue;
+        if (settings.only) |only| for (only) |wanted| {
+            if (std.mem.eql(u8, wanted, name)) break;
+        } else continue;
         const file = b.fmt("tests/c/{s}.c", .{name});
         const exe = addProgram(b, target, static, settings, name, file);
         exe.root_module.addIncludePath(b.path("lib"));

@@ -53,14 +53,22 @@ static int64_t split(float x, int *exponent) {
     return u >> 31 ? -significand : significand;
 }
 
+#ifdef __SIZEOF_INT128__
+typedef __int128 wide;
+typedef unsigned __int128 wide_unsigned;
+#else /* 32-bit targets */
+typedef _BitInt(128) wide;
+typedef unsigned _BitInt(128) wide_unsigned;
+#endif
+
 /* significand * 2^exponent as a multiple of 2^unit; what falls below becomes a last bit that is 1. */
-static __int128 align(int64_t significand, int exponent, int unit) {
-    unsigned __int128 magnitude = (uint64_t)(significand < 0 ? -significand : significand);
+static wide align(int64_t significand, int exponent, int unit) {
+    wide_unsigned magnitude = (uint64_t)(significand < 0 ? -significand : significand);
     int down = unit - exponent;
     if (down <= 0) magnitude <<= -down;
     else if (down > 100) magnitude = magnitude != 0;
-    else magnitude = magnitude >> down | ((magnitude & (((unsigned __int128)1 << down) - 1)) != 0);
-    return significand < 0 ? -(__int128)magnitude : (__int128)magnitude;
+    else magnitude = magnitude >> down | ((magnitude & (((wide_unsigned)1 << down) - 1)) != 0);
+    return significand < 0 ? -(wide)magnitude : (wide)magnitude;
 }
 
 /* fma in integers, an oracle that shares nothing with coli_fmaf. (Some C libraries' fmaf rounds ties wrongly.) */
@@ -70,15 +78,15 @@ static float exact_fmaf(float a, float b, float c) {
     bool finite = fabsf(a) < INFINITY && fabsf(b) < INFINITY && fabsf(c) < INFINITY;
     if (!finite || ma == 0 || mb == 0) return (float)((double)a * b + c);
     int unit = (ea + eb > ec || mc == 0 ? ea + eb : ec) - 70;
-    __int128 sum = align(ma * mb, ea + eb, unit) + align(mc, ec, unit);
+    wide sum = align(ma * mb, ea + eb, unit) + align(mc, ec, unit);
     if (sum == 0) return 0.0f;
-    unsigned __int128 magnitude = sum < 0 ? -(unsigned __int128)sum : (unsigned __int128)sum;
+    wide_unsigned magnitude = sum < 0 ? -(wide_unsigned)sum : (wide_unsigned)sum;
     uint64_t high = (uint64_t)(magnitude >> 64);
     int top = high ? 127 - __builtin_clzll(high) : 63 - __builtin_clzll((uint64_t)magnitude);
     int last = unit + top - 23 < -149 ? -149 : unit + top - 23, shift = last - unit; /* exponents of the float's last bit */
     uint64_t kept = shift > 126 ? 0 : (uint64_t)(shift <= 0 ? magnitude << -shift : magnitude >> shift);
     if (shift > 0 && shift <= 126) {
-        unsigned __int128 rest = magnitude - ((unsigned __int128)kept << shift), tie = (unsigned __int128)1 << (shift - 1);
+        wide_unsigned rest = magnitude - ((wide_unsigned)kept << shift), tie = (wide_unsigned)1 << (shift - 1);
         if (rest > tie || (rest == tie && (kept & 1))) kept++;
     }
     float result = (float)ldexp((double)kept, last);
