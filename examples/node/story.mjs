@@ -28,13 +28,13 @@ async function tell(path, prompt, most) {
 }
 
 async function main([path, prompt, tokens = "60"]) {
-  if (prompt === undefined) {
+  if (prompt === undefined || !/^\d+$/.test(tokens)) {
     console.error("usage: story.mjs MODEL PROMPT [TOKENS]");
     return 2;
   }
   process.stdout.on("error", () => {}); // print tells of it
   try {
-    await tell(path, prompt, Number.parseInt(tokens, 10) || 0);
+    await tell(path, prompt, Number(tokens));
     return 0;
   } catch (error) {
     console.error(`story.mjs: ${error.message}`);
