@@ -175,7 +175,7 @@ def main() -> None:
             for file in (each.result() for each in made):
                 print(f"{file} ({file.stat().st_size} bytes)", flush=True)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # those that run come to their end
             raise
     write_sums(arguments.output)
 

@@ -34,8 +34,7 @@ COLI_INLINE double double_of(uint64_t u) {
 float coli_fmaf_soft(float a, float b, float c) {
     double product = (double)a * (double)b, addend = (double)c;
     double sum = product + addend;
-    /* Between the middles of neighbouring floats, which are doubles, rounding twice is rounding once; normal floats only. */
-    if ((bits_of_double(sum) & 0x1FFFFFFFu) != 0x10000000u && __builtin_fabs(sum) >= 0x1p-126) return (float)sum;
+    if (!coli_rounds_twice(sum)) return (float)sum;
     double part = sum - product; /* TwoSum: sum + error == product + addend exactly */
     double error = (product - (sum - part)) + (addend - part);
     uint64_t u = bits_of_double(sum);

@@ -8,6 +8,17 @@
 /* a * b + c rounded once: in software (exact double product, sum rounded to odd) where the target's baseline has no such
  * instruction, so that every machine agrees. */
 float coli_fmaf_soft(float a, float b, float c);
+
+/* 1 where rounding this sum, of an exact product and a float, from double to float might not be rounding once: in the middle
+ * between two normal floats (a middle is a double too: what is not there was on the same side of it before), and where the
+ * float is subnormal. */
+COLI_INLINE uint32_t coli_rounds_twice(double sum) {
+    uint64_t bits;
+    memcpy(&bits, &sum, 8);
+    uint32_t middle = ((uint32_t)bits & 0x1FFFFFFFu) == 0x10000000u;
+    return middle | ((uint32_t)(__builtin_fabs(sum) < 0x1p-126) & (uint32_t)(sum != 0));
+}
+
 #if defined(__aarch64__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
 #  define COLI_HAVE_FMA 1
 COLI_INLINE float coli_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

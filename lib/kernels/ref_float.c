@@ -2,10 +2,8 @@
  * that turn them into vectors of whatever width the target has. */
 #include "kernels/ref.h"
 
-/* acc = fma(w, x, acc) in all lanes. Where the target has no such instruction: the sum in double is rounded once (the product
- * is exact). Rounding that to float again can only go wrong in the middle between two floats, which is a double too: what is
- * not there was on the same side of the middle before. Such sums, and those that become subnormal floats, are done again by
- * software. */
+/* acc = fma(w, x, acc) in all lanes. Where the target has no such instruction, all are sums in double,
+ * rounded to float; if that may be wrong in one of them, they are done again by software. */
 COLI_INLINE void fma_lanes(const float w[LANES], float x, float acc[LANES]) {
 #ifdef COLI_HAVE_FMA
     for (int r = 0; r < LANES; r++) acc[r] = coli_fmaf(w[r], x, acc[r]);
@@ -13,12 +11,7 @@ COLI_INLINE void fma_lanes(const float w[LANES], float x, float acc[LANES]) {
     double sum[LANES];
     uint32_t unsure = 0;
     for (int r = 0; r < LANES; r++) sum[r] = (double)w[r] * (double)x + (double)acc[r];
-    for (int r = 0; r < LANES; r++) {
-        uint64_t bits;
-        memcpy(&bits, &sum[r], 8);
-        unsure |= (uint32_t)(((uint32_t)bits & 0x1FFFFFFFu) == 0x10000000u);
-        unsure |= (uint32_t)(__builtin_fabs(sum[r]) < 0x1p-126) & (uint32_t)(sum[r] != 0);
-    }
+    for (int r = 0; r < LANES; r++) unsure |= coli_rounds_twice(sum[r]);
     for (int r = 0; r < LANES; r++) acc[r] = unsure ? coli_fmaf(w[r], x, acc[r]) : (float)sum[r];
 #endif
 }
